@@ -43,6 +43,17 @@ pub(crate) fn is_used_up(message: &str) -> bool {
     message.contains("graph tape has already been consumed")
 }
 
+/// Whether burn refuses a gradient because a tensor has no autodiff.
+pub(crate) fn wants_autodiff(message: &str) -> bool {
+    const REFUSALS: [&str; 4] = [
+        "Tensor::require_grad requires autodiff",
+        "Tensor::backward requires a tracked autodiff tensor",
+        "Tensor::with_gradient_checkpointing_strategy requires autodiff",
+        "Requires autodiff tensor",
+    ];
+    REFUSALS.iter().any(|refusal| message.contains(refusal))
+}
+
 /// burn's message for an operation on tensors of a capture and of a real device.
 fn of_mixed_devices(message: &str) -> Option<Error> {
     let mixes = message.contains("not on the same device") && message.contains("Capture(");
@@ -76,7 +87,7 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::super::capture::CaptureDevice;
-    use super::{is_used_up, of_message};
+    use super::{is_used_up, of_message, wants_autodiff};
     use crate::sync::panic_message;
     use crate::trace::Trace;
 
@@ -158,6 +169,40 @@ mod tests {
         let again = catch_unwind(AssertUnwindSafe(|| drop(loss.backward())));
         let said = panic_message(&*again.expect_err("burn refuses it"));
         assert!(is_used_up(&said), "{said}");
+    }
+
+    #[test]
+    fn what_burn_says_of_a_gradient_without_autodiff_is_known() {
+        let plain = Tensor::<1>::ones([2], &Device::flex());
+        let tracked = Tensor::<1>::ones([2], &Device::flex().autodiff()).require_grad();
+        let strategy = tracked.gradient_checkpointing_strategy().unwrap();
+        let mut gradients = tracked.clone().sum().backward();
+        let mut refused: [(&str, Box<dyn FnMut()>); 4] = [
+            (
+                "require_grad",
+                Box::new(|| drop(plain.clone().require_grad())),
+            ),
+            (
+                "backward",
+                Box::new(|| drop(plain.clone().sum().backward())),
+            ),
+            ("strategy", {
+                let plain = plain.clone();
+                let set =
+                    move || drop(plain.clone().with_gradient_checkpointing_strategy(strategy));
+                Box::new(set)
+            }),
+            ("grad_replace", {
+                let plain = plain.clone();
+                Box::new(move || plain.grad_replace(&mut gradients, plain.clone()))
+            }),
+        ];
+        for (name, refused) in &mut refused {
+            let found = catch_unwind(AssertUnwindSafe(refused));
+            let said = panic_message(&*found.expect_err(name));
+            assert!(wants_autodiff(&said), "{name}: {said}");
+        }
+        assert!(!wants_autodiff("Gradient checkpointing strategy mismatch"));
     }
 
     #[test]

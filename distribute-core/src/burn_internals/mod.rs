@@ -19,6 +19,6 @@ pub use burn_ir as ir;
 pub use burn_router as router;
 
 pub(crate) use layers::{BATCH_NORM, RECURRENT, RUNNING_STATISTICS};
-pub(crate) use messages::{is_used_up, of_message, of_panic};
+pub(crate) use messages::{is_used_up, of_message, of_panic, wants_autodiff};
 pub(crate) use operation::{hash_renumbered, name, without_numbers_of_tensors};
 pub(crate) use shown::without_inside;

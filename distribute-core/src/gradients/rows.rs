@@ -88,7 +88,9 @@ impl Watched {
     /// For values that are not rows of `f32`, one for each id.
     pub(crate) fn new(rows: RemoteRows, values: TensorData, device: &Device) -> Result<Self> {
         check(&rows, &values)?;
-        let leaf = Tensor::<2>::from_data(values, (device, DType::F32)).require_grad();
+        let leaf = Tensor::<2>::from_data(values, (device, DType::F32));
+        // A step that evaluates has no gradients.
+        let leaf = leaf.set_require_grad(device.is_autodiff());
         Ok(Self { rows, leaf })
     }
 

@@ -41,10 +41,10 @@ impl Tape {
         }
         if !(loss.is_autodiff() && loss.is_tracked()) {
             return Err(Error::invalid(
-                "gradient: the loss is not tracked; build the model on `ctx.device()` or in the \
-                 strategy's scope, which have autodiff, and pass it to `run` as `&mut state`: a \
-                 state that is passed as `&state` is in evaluation mode (`InTraining::new(&state)` \
-                 lends it in training mode)",
+                "gradient: the loss is not tracked; build the model in the strategy's scope, \
+                 which has autodiff, and pass it to `run` as `&mut state`: a state that is passed \
+                 as `&state` is in evaluation mode (`InTraining::new(&state)` lends it in training \
+                 mode), and a step whose states are all passed so has no autodiff",
             ));
         }
         let mut pass = passed(|| loss.backward())?;

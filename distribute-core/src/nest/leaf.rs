@@ -64,6 +64,12 @@ pub trait LeafTensor: Leaf {
         Tracking::default()
     }
 
+    /// Changes what autodiff knows of the tensor, which leaves the graph that it was in. What
+    /// autodiff knows nothing of stays as it is.
+    fn set_tracking(&mut self, tracking: Tracking) {
+        let _ = tracking;
+    }
+
     /// Leaves an empty tensor in its place, which autodiff tracks in the same way.
     fn clear(&mut self);
 
@@ -95,6 +101,14 @@ pub struct Tracking {
 }
 
 impl Tracking {
+    /// Of a tensor that is made on this device.
+    pub(crate) fn of_device(device: &Device) -> Self {
+        Self {
+            autodiff: device.gradient_checkpointing_strategy(),
+            keeps_gradient: false,
+        }
+    }
+
     /// Of the same tensor if its gradient is not kept.
     pub(crate) fn without_gradient(self) -> Self {
         let keeps_gradient = false;
@@ -231,7 +245,7 @@ impl<const D: usize, K: Kind> Leaf for Tensor<D, K> {
         let tracking = tracking(self);
         let plain = self.extract().without_autodiff();
         // What is left in its place is still a leaf of the graph, if the tensor was one.
-        *self = tracked(self.clone().without_autodiff(), tracking);
+        self.set_tracking(tracking);
         plain.try_into_data().map_err(read_error)
     }
 
@@ -271,6 +285,10 @@ impl<const D: usize, K: Kind> LeafTensor for Tensor<D, K> {
 
     fn tracking(&self) -> Tracking {
         tracking(self)
+    }
+
+    fn set_tracking(&mut self, tracking: Tracking) {
+        *self = tracked(self.clone().without_autodiff(), tracking);
     }
 
     fn clear(&mut self) {

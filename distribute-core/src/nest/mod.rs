@@ -125,6 +125,32 @@ pub trait Nest {
     }
 }
 
+/// Takes autodiff off all tensors of a value. What cannot be walked stays as it is: it gives the
+/// same results.
+pub(crate) fn without_autodiff(value: &mut dyn Nest) {
+    set_tracking(value, |_| Some(Tracking::default()));
+}
+
+/// Gives the tensors of a value that have no autodiff what tensors have that are made on a device.
+/// What cannot be walked stays as it is.
+pub(crate) fn with_autodiff_of(device: &Device, value: &mut dyn Nest) {
+    let tracking = Tracking::of_device(device);
+    set_tracking(value, |found| found.autodiff.is_none().then_some(tracking));
+}
+
+/// Changes what autodiff knows of a value's tensors, where there is something else to know.
+fn set_tracking(value: &mut dyn Nest, new: impl Fn(Tracking) -> Option<Tracking>) {
+    // The only errors are of numbers that are too large to travel: they are no tensors.
+    let _ = value.walk(&NestPath::ROOT, &mut |_, leaf| {
+        if let Some(tensor) = leaf.tensor() {
+            let found = tensor.tracking();
+            let changed = new(found).filter(|new| *new != found);
+            changed.into_iter().for_each(|new| tensor.set_tracking(new));
+        }
+        Ok(())
+    });
+}
+
 /// Cuts axis 0 of a tensor to nothing; a number becomes 0.
 fn without_examples(leaf: &mut dyn Leaf) -> Result<()> {
     let TensorSpec { dtype, mut shape } = leaf.spec();

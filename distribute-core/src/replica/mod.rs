@@ -19,7 +19,6 @@ mod workers;
 
 use std::cell::Cell;
 use std::fmt;
-use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
@@ -64,8 +63,11 @@ pub struct ReplicaContext {
     /// Rows of tables whose gradients are requested besides a model's.
     watched: Mutex<Vec<Watched>>,
     notes: Arc<StepNotes>,
-    /// A context belongs to the thread of its replica.
-    not_sync: PhantomData<Cell<()>>,
+    /// The replica's device without autodiff.
+    plain_device: Device,
+    /// Whether the step evaluates, without autodiff. A context belongs to the thread of its
+    /// replica.
+    is_evaluated: Cell<bool>,
 }
 
 /// A replica's place among the others.
@@ -141,7 +143,8 @@ impl ReplicaContext {
             peers,
             watched: Mutex::default(),
             notes: Arc::default(),
-            not_sync: PhantomData,
+            plain_device: replica.device.clone().without_autodiff(),
+            is_evaluated: Cell::new(false),
         }
     }
 
@@ -215,9 +218,23 @@ impl ReplicaContext {
         self.num_replicas
     }
 
-    /// burn's device of this replica, with autodiff.
+    /// burn's device of this replica: with autodiff, but in a step that evaluates.
+    ///
+    /// A step evaluates if it is passed states and all of them are shared (`&state`). Its models,
+    /// its batch and what it makes here then have no autodiff. A step that is compiled is captured
+    /// with autodiff, of which a program that asks for no gradient has nothing.
     pub fn device(&self) -> &Device {
-        &self.replica.device
+        if self.is_evaluated.get() {
+            &self.plain_device
+        } else {
+            &self.replica.device
+        }
+    }
+
+    /// From now on the step has no autodiff.
+    pub(crate) fn evaluation(&self) -> Evaluation<'_> {
+        self.is_evaluated.set(true);
+        Evaluation(&self.is_evaluated)
     }
 
     /// Where training states keep their variables under this strategy.
@@ -356,6 +373,15 @@ impl ReplicaContext {
     /// The replicas of this process.
     pub(crate) fn num_local(&self) -> usize {
         self.num_local
+    }
+}
+
+/// A step that evaluates; what is dropped is its end.
+pub(crate) struct Evaluation<'a>(&'a Cell<bool>);
+
+impl Drop for Evaluation<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
     }
 }
 

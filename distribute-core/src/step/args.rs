@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::call::{Access, Call, Capture, CapturedState, Changes, check_state, host_states};
 use crate::copies::EndOfRun;
 use crate::error::check_count;
-use crate::nest::different_structure;
+use crate::nest::{different_structure, without_autodiff};
 use crate::notes::BatchFacts;
 use crate::replicate::ReplicateExt;
 use crate::strategy::StrategyId;
@@ -49,18 +49,23 @@ pub trait Args: for<'x> StepArgument<'x> + Sized {
     /// What holds the values that a step is lent while it is captured.
     type Lent;
 
+    /// What holds the values that an evaluated step is lent in place of the caller's.
+    type Kept: Default;
+
+    /// The states that the step is lent.
+    const STATES: States;
+
     /// Splits the argument into one item per local replica, and adds what is known of each one's
     /// batch; called once.
     ///
     /// # Errors
     /// [`Error::ReplicaCount`] for a per-replica value of another size,
     /// [`Error::MixedStrategies`] and [`Error::Poisoned`] for mirrored values.
-    fn split(
-        &mut self,
-        strategy: &StrategyId,
-        batches: &mut [BatchFacts],
-        guard: &mut RunGuard,
-    ) -> Result<Vec<Item<'_, Self>>>;
+    fn split<'x>(
+        &'x mut self,
+        kept: &'x mut Self::Kept,
+        split: &mut Split<'_>,
+    ) -> Result<Vec<Item<'x, Self>>>;
 
     /// Called when the step has run as it is and gone well, on all replicas.
     ///
@@ -114,6 +119,59 @@ pub trait Args: for<'x> StepArgument<'x> + Sized {
     }
 }
 
+/// What the states are for that a step is lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum States {
+    /// There are none.
+    None,
+    /// All of them are shared: the step evaluates them, without autodiff.
+    Shared,
+    /// At least one is in training mode.
+    Training,
+}
+
+impl States {
+    /// Of all arguments together.
+    const fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Training, _) | (_, Self::Training) => Self::Training,
+            (Self::Shared, _) | (_, Self::Shared) => Self::Shared,
+            (Self::None, Self::None) => Self::None,
+        }
+    }
+}
+
+/// A run whose arguments are split.
+#[derive(Debug)]
+pub struct Split<'s> {
+    pub(crate) strategy: &'s StrategyId,
+    /// What is known of each local replica's batch.
+    pub(crate) batches: &'s mut [BatchFacts],
+    pub(crate) guard: &'s mut RunGuard,
+    /// Whether the step is lent tensors without autodiff.
+    pub(crate) is_evaluated: bool,
+}
+
+impl Split<'_> {
+    /// Notes what is known of the parts of a batch that the replicas are handed.
+    fn note_batch<T: Nest>(&mut self, batch: &PerReplica<T>) -> Result<()> {
+        let (replicas, found) = (self.batches.len(), batch.values.len());
+        check_count("a per-replica argument", replicas, found)?;
+        for (part, facts) in batch.values.iter().zip(&mut *self.batches) {
+            facts.add(part, batch.global_batch_size());
+        }
+        Ok(())
+    }
+
+    /// Takes autodiff off values that an evaluated step is handed.
+    fn hand_over<T: Nest>(&self, mut values: Vec<T>) -> Vec<T> {
+        if self.is_evaluated {
+            values.iter_mut().for_each(|value| without_autodiff(value));
+        }
+        values
+    }
+}
+
 /// Remembers the mirrored values a run may change, to mark them when it fails.
 #[derive(Debug, Default)]
 pub struct RunGuard {
@@ -129,15 +187,6 @@ impl RunGuard {
     }
 }
 
-/// Notes what is known of the parts of a batch that the replicas are handed.
-fn note_batch<T: Nest>(batch: &PerReplica<T>, batches: &mut [BatchFacts]) -> Result<()> {
-    check_count("a per-replica argument", batches.len(), batch.values.len())?;
-    for (part, facts) in batch.values.iter().zip(batches) {
-        facts.add(part, batch.global_batch_size());
-    }
-    Ok(())
-}
-
 impl<'x, T: Send> StepArgument<'x> for &mut Mirrored<T> {
     type Item = &'x mut T;
 }
@@ -146,13 +195,11 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {}
 
 impl<T: Replicate + Send> Args for &mut Mirrored<T> {
     type Lent = CapturedState<T>;
+    type Kept = ();
 
-    fn split(
-        &mut self,
-        strategy: &StrategyId,
-        batches: &mut [BatchFacts],
-        guard: &mut RunGuard,
-    ) -> Result<Vec<&mut T>> {
+    const STATES: States = States::Training;
+
+    fn split(&mut self, _: &mut (), split: &mut Split<'_>) -> Result<Vec<&mut T>> {
         if self.poisoned().is_some() {
             // A failed run has marked what it was given. If every copy counts its updates and the
             // counts agree, no copy was changed alone and the mark can go.
@@ -162,14 +209,14 @@ impl<T: Replicate + Send> Args for &mut Mirrored<T> {
                 *lock(&self.poison) = None;
             }
         }
-        check_state(self, strategy, batches.len())?;
+        check_state(self, split.strategy, split.batches.len())?;
         self.refresh()?;
         self.copies.begin_run()?;
         // One copy cannot differ from itself.
         if self.copies.host.len() > 1 {
-            guard.flags.push(Arc::clone(&self.poison));
+            split.guard.flags.push(Arc::clone(&self.poison));
         }
-        for (copy, facts) in self.copies.host.iter_mut().zip(batches) {
+        for (copy, facts) in self.copies.host.iter_mut().zip(&mut *split.batches) {
             facts.random = facts.random.or(copy.random_stream()?);
         }
         Ok(self.copies.host.iter_mut().collect())
@@ -214,14 +261,12 @@ impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {}
 
 impl<T: Replicate + Sync> Args for &Mirrored<T> {
     type Lent = CapturedState<T>;
+    type Kept = ();
 
-    fn split(
-        &mut self,
-        strategy: &StrategyId,
-        batches: &mut [BatchFacts],
-        _: &mut RunGuard,
-    ) -> Result<Vec<&T>> {
-        check_state(self, strategy, batches.len())?;
+    const STATES: States = States::Shared;
+
+    fn split(&mut self, _: &mut (), split: &mut Split<'_>) -> Result<Vec<&T>> {
+        check_state(self, split.strategy, split.batches.len())?;
         Ok(self.evaluated()?.iter().collect())
     }
 
@@ -286,14 +331,12 @@ impl<T: Replicate + Sync> StepArgs for InTraining<'_, T> {}
 
 impl<T: Replicate + Sync> Args for InTraining<'_, T> {
     type Lent = CapturedState<T>;
+    type Kept = ();
 
-    fn split(
-        &mut self,
-        strategy: &StrategyId,
-        batches: &mut [BatchFacts],
-        _: &mut RunGuard,
-    ) -> Result<Vec<&T>> {
-        check_state(self.state, strategy, batches.len())?;
+    const STATES: States = States::Training;
+
+    fn split(&mut self, _: &mut (), split: &mut Split<'_>) -> Result<Vec<&T>> {
+        check_state(self.state, split.strategy, split.batches.len())?;
         self.copies = self.state.copies.anew(self.state.values()?);
         Ok(self.copies.iter().collect())
     }
@@ -322,15 +365,13 @@ impl<T: Nest + Send> StepArgs for PerReplica<T> {}
 
 impl<T: Nest + Send> Args for PerReplica<T> {
     type Lent = ();
+    type Kept = ();
 
-    fn split(
-        &mut self,
-        _: &StrategyId,
-        batches: &mut [BatchFacts],
-        _: &mut RunGuard,
-    ) -> Result<Vec<T>> {
-        note_batch(self, batches)?;
-        Ok(std::mem::take(&mut self.values))
+    const STATES: States = States::None;
+
+    fn split(&mut self, _: &mut (), split: &mut Split<'_>) -> Result<Vec<T>> {
+        split.note_batch(self)?;
+        Ok(split.hand_over(std::mem::take(&mut self.values)))
     }
 
     fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
@@ -352,15 +393,18 @@ impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {}
 
 impl<T: Nest + Clone + Sync> Args for &PerReplica<T> {
     type Lent = T;
+    type Kept = Vec<T>;
 
-    fn split(
-        &mut self,
-        _: &StrategyId,
-        batches: &mut [BatchFacts],
-        _: &mut RunGuard,
-    ) -> Result<Vec<&T>> {
-        note_batch(self, batches)?;
-        Ok(self.values.iter().collect())
+    const STATES: States = States::None;
+
+    fn split<'x>(&'x mut self, kept: &'x mut Vec<T>, split: &mut Split<'_>) -> Result<Vec<&'x T>> {
+        split.note_batch(self)?;
+        if !split.is_evaluated {
+            return Ok(self.values.iter().collect());
+        }
+        // The caller's own keep their autodiff.
+        *kept = split.hand_over(self.values.clone());
+        Ok(kept.iter().collect())
     }
 
     fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
@@ -389,14 +433,12 @@ impl<T: Nest + Clone + Send> StepArgs for Replicated<T> {}
 
 impl<T: Nest + Clone + Send> Args for Replicated<T> {
     type Lent = ();
+    type Kept = ();
 
-    fn split(
-        &mut self,
-        _: &StrategyId,
-        batches: &mut [BatchFacts],
-        _: &mut RunGuard,
-    ) -> Result<Vec<T>> {
-        Ok(vec![self.0.clone(); batches.len()])
+    const STATES: States = States::None;
+
+    fn split(&mut self, _: &mut (), split: &mut Split<'_>) -> Result<Vec<T>> {
+        Ok(split.hand_over(vec![self.0.clone(); split.batches.len()]))
     }
 
     fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
@@ -418,14 +460,12 @@ macro_rules! same {
 
         impl Args for $type {
             type Lent = ();
+            type Kept = ();
 
-            fn split(
-                &mut self,
-                _: &StrategyId,
-                batches: &mut [BatchFacts],
-                _: &mut RunGuard,
-            ) -> Result<Vec<$type>> {
-                Ok(vec![*self; batches.len()])
+            const STATES: States = States::None;
+
+            fn split(&mut self, _: &mut (), split: &mut Split<'_>) -> Result<Vec<$type>> {
+                Ok(vec![*self; split.batches.len()])
             }
 
             fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
@@ -452,15 +492,17 @@ macro_rules! tuple {
 
         impl<$($name: StepArgs),+> Args for ($($name,)+) {
             type Lent = ($(Option<$name::Lent>,)+);
+            type Kept = ($($name::Kept,)+);
 
-            fn split(
-                &mut self,
-                strategy: &StrategyId,
-                batches: &mut [BatchFacts],
-                guard: &mut RunGuard,
-            ) -> Result<Vec<Item<'_, Self>>> {
-                let replicas = batches.len();
-                let mut parts = ($(self.$index.split(strategy, batches, guard)?.into_iter(),)+);
+            const STATES: States = States::None$(.and($name::STATES))+;
+
+            fn split<'x>(
+                &'x mut self,
+                kept: &'x mut Self::Kept,
+                split: &mut Split<'_>,
+            ) -> Result<Vec<Item<'x, Self>>> {
+                let replicas = split.batches.len();
+                let mut parts = ($(self.$index.split(&mut kept.$index, split)?.into_iter(),)+);
                 let mut items = Vec::with_capacity(replicas);
                 while items.len() < replicas {
                     items.push(($(next(&mut parts.$index, replicas)?,)+));

@@ -7,8 +7,8 @@ mod digest;
 pub(crate) mod eager;
 mod twice;
 
-pub(crate) use args::RunGuard;
 pub use args::{InTraining, Item, Replicated, StepArgs, StepArgument};
+pub(crate) use args::{RunGuard, Split, States};
 
 use crate::{ReplicaContext, Result};
 

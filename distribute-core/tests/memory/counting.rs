@@ -10,6 +10,9 @@ pub static LIVE: AtomicUsize = AtomicUsize::new(0);
 /// The most of them at any time.
 pub static PEAK: AtomicUsize = AtomicUsize::new(0);
 
+/// All allocations.
+pub static COUNT: AtomicUsize = AtomicUsize::new(0);
+
 /// The size of an allocation that is large.
 pub const LARGE_BYTES: usize = 512 << 10;
 
@@ -30,6 +33,7 @@ struct Counting;
 static ALLOCATOR: Counting = Counting;
 
 fn allocated(size: usize) {
+    COUNT.fetch_add(1, Ordering::Relaxed);
     let live = LIVE.fetch_add(size, Ordering::Relaxed) + size;
     PEAK.fetch_max(live, Ordering::Relaxed);
     if size >= LARGE_BYTES {

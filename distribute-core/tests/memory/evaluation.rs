@@ -1,5 +1,5 @@
-//! The memory that evaluating a shared state (`&state`) takes: as much as the model alone in
-//! evaluation mode, not the outputs of all layers.
+//! What evaluating a shared state (`&state`) costs: as much memory as the model alone in evaluation
+//! mode, not the outputs of all layers, and as many allocations, none of them autodiff's.
 
 use std::sync::atomic::Ordering;
 
@@ -8,10 +8,11 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use distribute_core::{
-    Adam, InTraining, MirroredStrategy, ReplicaContext, Result, StrategyExt, TrainState,
+    Adam, InTraining, MirroredStrategy, PerReplica, ReplicaContext, Result, Strategy, StrategyExt,
+    TrainState,
 };
 
-use crate::counting::{LIVE, PEAK, alone};
+use crate::counting::{COUNT, LIVE, PEAK, alone};
 
 /// A layer's output is 128 KiB.
 const WIDTH: usize = 64;
@@ -23,7 +24,11 @@ type Net = Vec<Linear>;
 
 /// A pass; whether there is a graph to its result.
 fn pass(device: &Device, model: &Net) -> bool {
-    let mut x = Tensor::<2>::ones([EXAMPLES, WIDTH], device);
+    pass_of(Tensor::ones([EXAMPLES, WIDTH], device), model)
+}
+
+/// The same, of a batch.
+fn pass_of(mut x: Tensor<2>, model: &Net) -> bool {
     for layer in model {
         x = relu(layer.forward(x));
     }
@@ -39,16 +44,24 @@ fn peak(f: impl FnOnce()) -> usize {
     PEAK.load(Ordering::SeqCst) - before
 }
 
+/// The allocations of `f`, on all threads.
+fn allocations(f: impl FnOnce()) -> usize {
+    let before = COUNT.load(Ordering::SeqCst);
+    f();
+    COUNT.load(Ordering::SeqCst) - before
+}
+
+fn net(device: &Device) -> TrainState<Net> {
+    let config = LinearConfig::new(WIDTH, WIDTH);
+    let layers: Net = (0..LAYERS).map(|_| config.init(device)).collect();
+    TrainState::new(layers, Adam::new(1e-3))
+}
+
 #[test]
 fn evaluating_a_shared_state_takes_the_memory_of_the_model_alone() {
     let _alone = alone();
     let strategy = MirroredStrategy::builder().replicas(1).build().unwrap();
-    let build = |device: &Device| {
-        let config = LinearConfig::new(WIDTH, WIDTH);
-        let layers: Net = (0..LAYERS).map(|_| config.init(device)).collect();
-        TrainState::new(layers, Adam::new(1e-3))
-    };
-    let state = strategy.scope(build).unwrap();
+    let state = strategy.scope(net).unwrap();
     let step = |ctx: &ReplicaContext, state: &TrainState<Net>| -> Result<bool> {
         Ok(pass(ctx.device(), &state.model))
     };
@@ -79,5 +92,60 @@ fn evaluating_a_shared_state_takes_the_memory_of_the_model_alone() {
     assert!(
         training > wanted + LAYERS as f64,
         "{training} outputs at once"
+    );
+}
+
+/// What a step allocates beside the passes of its replica: arguments, slots, threads' jobs.
+const OF_THE_STEP: usize = 30;
+
+#[test]
+fn evaluating_a_shared_state_makes_the_allocations_of_the_model_alone() {
+    let _alone = alone();
+    let strategy = MirroredStrategy::builder().replicas(1).build().unwrap();
+    let state = strategy.scope(net).unwrap();
+    let batch = Tensor::<2>::ones([EXAMPLES, WIDTH], &strategy.replicas()[0].device);
+    let plain = batch.clone().inner();
+    let batch = PerReplica::new(vec![batch]);
+    let model = state.primary().unwrap().model.valid();
+    let step = |_: &ReplicaContext, state: &TrainState<Net>, x: Tensor<2>| -> Result<bool> {
+        Ok(pass_of(x, &state.model))
+    };
+    let evaluated = || {
+        let run = strategy.run((&state, batch.clone()), |ctx, (state, x)| {
+            step(ctx, state, x)
+        });
+        assert_eq!(run.unwrap().values(), [false]);
+    };
+    let on_device = || {
+        let run = strategy.run(&state, |ctx, state| Ok(pass(ctx.device(), &state.model)));
+        assert_eq!(run.unwrap().values(), [false]);
+    };
+    let in_training = || {
+        let arguments = (InTraining::new(&state), batch.clone());
+        let run = strategy.run(arguments, |ctx, (state, x)| step(ctx, state, x));
+        assert_eq!(run.unwrap().values(), [true]);
+    };
+    let alone = || assert!(!pass_of(plain.clone(), &model));
+    // What is made once is there after the first passes.
+    evaluated();
+    on_device();
+    in_training();
+    alone();
+
+    let wanted = allocations(alone);
+    let training = allocations(in_training);
+    for (name, found) in [
+        ("a batch", allocations(evaluated)),
+        ("tensors of the device", allocations(on_device)),
+    ] {
+        println!(
+            "{name}: {found} allocations in evaluation, {training} in training, {wanted} alone"
+        );
+        let most = wanted + wanted / 10 + OF_THE_STEP;
+        assert!(found <= most, "{name}: {found} allocations, {wanted} alone");
+    }
+    assert!(
+        training > 2 * wanted + OF_THE_STEP,
+        "the bound tells autodiff apart: {training}, {wanted} alone"
     );
 }

@@ -70,7 +70,8 @@ impl Rows {
         if self.places.is_empty() {
             // Nothing of it has a gradient. burn's `reshape` takes a 0 for "as before".
             let nothing = TensorData::new(Vec::<f32>::new(), shape);
-            return Ok(Tensor::from_data(nothing, (ctx.device(), DType::F32)).require_grad());
+            let nothing = Tensor::from_data(nothing, (ctx.device(), DType::F32));
+            return Ok(nothing.set_require_grad(ctx.device().is_autodiff()));
         }
         let places = TensorData::new(self.places.clone(), [self.places.len()]);
         let places = Tensor::<1, Int>::from_data(places, ctx.device());
