@@ -87,6 +87,12 @@ pub trait StrategyExt: Strategy {
     /// A closure that is written here needs no types. One that is a variable of its own says those
     /// of its arguments: `|ctx: &ReplicaContext, (state, x): (&mut TrainState<Mlp>, Tensor<2>)|`.
     ///
+    /// A step that is passed states, all of them shared (`&state`), *evaluates*: its models are in
+    /// evaluation mode, and neither they nor its batch nor [`ReplicaContext::device`] have
+    /// autodiff. What it returns has it again, as what every other step returns. The gradient of an
+    /// input is to be had by `x.autodiff().require_grad()`; a model whose gradients are wanted is
+    /// passed as `&mut state`, or as [`InTraining`](crate::InTraining).
+    ///
     /// Under a strategy that compiles steps the closure is called for all replicas together: twice
     /// the first time and when shapes or plain numbers change (what differs between the two was
     /// drawn on the host, which is refused), and now and then to see that it still makes the same

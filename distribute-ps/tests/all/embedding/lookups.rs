@@ -203,7 +203,21 @@ fn states_elsewhere_do_not_take_the_gradients_of_rows() {
         let sum = local.run((), |ctx, ()| {
             Ok(rows.tensor::<3>(ctx)?.sum().into_scalar::<f32>())
         });
-        assert!(sum.unwrap().values()[0].is_finite());
+        let sum = sum.unwrap().into_values();
+        assert!(sum[0].is_finite());
+        // A step that evaluates has no gradients, of rows neither.
+        let none = TensorData::new(Vec::<i64>::new(), [0, 2]);
+        let none = table.lookup(none).unwrap();
+        let evaluated = local.run(&state, |ctx, _| {
+            let found = rows.tensor::<3>(ctx)?;
+            assert!(!found.is_autodiff());
+            assert_eq!(none.tensor::<3>(ctx)?.dims()[0], 0);
+            let loss = found.sum();
+            let refused = ctx.row_gradients(&loss).unwrap_err().to_string();
+            assert!(refused.contains("has no autodiff"), "{refused}");
+            Ok(loss.into_scalar::<f32>())
+        });
+        assert_eq!(evaluated.unwrap().into_values(), sum);
         let step = local.run((), |ctx, ()| {
             let gradients = ctx.row_gradients(&rows.tensor::<3>(ctx)?.sum())?;
             ctx.apply_row_gradients(gradients).map(drop)
