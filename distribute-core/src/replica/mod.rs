@@ -19,7 +19,9 @@ mod workers;
 
 use std::cell::Cell;
 use std::fmt;
+use std::marker::PhantomData;
 use std::panic::Location;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::burn_internals::capture::CaptureBackend;
@@ -65,9 +67,10 @@ pub struct ReplicaContext {
     notes: Arc<StepNotes>,
     /// The replica's device without autodiff.
     plain_device: Device,
-    /// Whether the step evaluates, without autodiff. A context belongs to the thread of its
-    /// replica.
-    is_evaluated: Cell<bool>,
+    /// Whether the step evaluates, without autodiff.
+    is_evaluated: AtomicBool,
+    /// A context belongs to the thread of its replica.
+    not_sync: PhantomData<Cell<()>>,
 }
 
 /// A replica's place among the others.
@@ -144,7 +147,8 @@ impl ReplicaContext {
             watched: Mutex::default(),
             notes: Arc::default(),
             plain_device: replica.device.clone().without_autodiff(),
-            is_evaluated: Cell::new(false),
+            is_evaluated: AtomicBool::new(false),
+            not_sync: PhantomData,
         }
     }
 
@@ -224,7 +228,7 @@ impl ReplicaContext {
     /// its batch and what it makes here then have no autodiff. A step that is compiled is captured
     /// with autodiff, of which a program that asks for no gradient has nothing.
     pub fn device(&self) -> &Device {
-        if self.is_evaluated.get() {
+        if self.is_evaluated.load(Ordering::Relaxed) {
             &self.plain_device
         } else {
             &self.replica.device
@@ -233,7 +237,7 @@ impl ReplicaContext {
 
     /// From now on the step has no autodiff.
     pub(crate) fn evaluation(&self) -> Evaluation<'_> {
-        self.is_evaluated.set(true);
+        self.is_evaluated.store(true, Ordering::Relaxed);
         Evaluation(&self.is_evaluated)
     }
 
@@ -377,11 +381,11 @@ impl ReplicaContext {
 }
 
 /// A step that evaluates; what is dropped is its end.
-pub(crate) struct Evaluation<'a>(&'a Cell<bool>);
+pub(crate) struct Evaluation<'a>(&'a AtomicBool);
 
 impl Drop for Evaluation<'_> {
     fn drop(&mut self) {
-        self.0.set(false);
+        self.0.store(false, Ordering::Relaxed);
     }
 }
 

@@ -108,7 +108,9 @@ impl Variables {
 
     /// A loss whose gradients are the given ones, in the order of the names.
     pub(crate) fn loss_of(&self, gradients: Vec<Option<Tensor<1>>>, device: &Device) -> Tensor<1> {
-        let zero = Tensor::<1>::zeros([1], device).require_grad();
+        let zero = Tensor::<1>::zeros([1], device);
+        // Tracked without a gradient, too; a step that evaluates tracks nothing.
+        let zero = zero.set_require_grad(device.is_autodiff());
         let pairs = self.named.iter().zip(gradients);
         pairs.fold(zero, |loss, ((_, variable), gradient)| match gradient {
             Some(gradient) => loss + (variable.flat() * gradient.to_device(device)).sum(),
