@@ -1,6 +1,7 @@
 //! What a step costs beside the one that it is compared with: the documents' CNN on two replicas
 //! with burn's `Dropout`, whose forward passes run one at a time, and with `dropout`, whose do not;
-//! a pass of `&state` and of the model alone, in evaluation mode. Interleaved, medians of ratios.
+//! a pass of `&state` and of the model alone, in evaluation mode, and of `&state` in a step that
+//! trains another state, so that it has autodiff. Interleaved, medians of ratios.
 //!
 //! `cargo run --release -p distribute-bench --features bench,training --example step_cost`
 
@@ -125,18 +126,24 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     let one = MirroredStrategy::builder().replicas(1).build()?;
     let state = one.scope(|device| TrainState::new(Cnn::new(device), Adam::new(1e-3)))?;
     let model = state.primary()?.model.valid();
+    let mut other = one.scope(|_| 0_usize)?;
+    let pass =
+        |ctx: &ReplicaContext, state: &TrainState<Cnn>| Ok(state.model.evaluated(ctx.device()));
+    let alone = || {
+        drop(model.evaluated(&Device::flex()));
+        Ok(())
+    };
+    let evaluated = || one.run(&state, pass).map(drop);
+    compare(["a pass of &state", "of the model alone"], evaluated, alone)?;
+    let mixed = || {
+        let arguments = (&mut other, &state);
+        one.run(arguments, |ctx, (_, state)| pass(ctx, state))
+            .map(drop)
+    };
     compare(
-        ["a pass of &state", "of the model alone"],
-        || {
-            let step = |ctx: &ReplicaContext, state: &TrainState<Cnn>| {
-                Ok(state.model.evaluated(ctx.device()))
-            };
-            one.run(&state, step).map(drop)
-        },
-        || {
-            drop(model.evaluated(&Device::flex()));
-            Ok(())
-        },
+        ["a pass of &state with autodiff", "of the model alone"],
+        mixed,
+        alone,
     )?;
     Ok(())
 }
