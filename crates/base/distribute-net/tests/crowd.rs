@@ -128,7 +128,7 @@ fn block_on<T>(test: impl Future<Output = T>) -> T {
     runtime.block_on(async { timeout(LIMIT, test).await.expect("they are not through") })
 }
 
-/// This many members, or as many as this process may have connections for. The pending ones of a port
+/// This many members, or as many as this process may have connections for: pending ones of a port
 /// have an eighth of the descriptors, and each test has both ends of all.
 fn members(wanted: u64) -> u64 {
     wanted.min(make_room(16 * wanted) / 10)
