@@ -26,7 +26,9 @@ pub const GRACE: &str = "LAUNCH_TEST_GRACE";
 const SERVERS: &str = "LAUNCH_TEST_SERVERS";
 pub const HOST: &str = "LAUNCH_TEST_HOST";
 /// `LEAST MOST HOSTS` of an elastic job.
-const ELASTIC: &str = "LAUNCH_TEST_ELASTIC";
+pub const ELASTIC: &str = "LAUNCH_TEST_ELASTIC";
+/// `HOSTS ARITY` of a job with one worker on each host.
+pub const TREE: &str = "LAUNCH_TEST_TREE";
 /// How many seconds hosts are waited for.
 const JOIN: &str = "LAUNCH_TEST_JOIN";
 /// That the descriptors of the outputs are known.
@@ -86,7 +88,19 @@ fn as_launcher() {
             job = job.elastic_workers(next()..=next());
             count = next();
         }
-        let hosts = Hosts::new(address, count, index, security());
+        let mut arity = None;
+        if let Ok(text) = std::env::var(TREE) {
+            let (hosts, children) = text.split_once(' ').expect("two numbers");
+            count = hosts.parse().expect("a number");
+            arity = Some(children.parse().expect("a number"));
+            if std::env::var_os(ELASTIC).is_none() {
+                job = job.workers(1);
+            }
+        }
+        let mut hosts = Hosts::new(address, count, index, security());
+        if let Some(arity) = arity {
+            hosts = hosts.arity(arity);
+        }
         // Shorter than usual, as launchers are killed here; long enough for a busy machine.
         let mut hosts = hosts.timeout(Duration::from_secs(3));
         if let Ok(seconds) = std::env::var(JOIN) {
