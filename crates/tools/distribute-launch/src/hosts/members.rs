@@ -923,7 +923,9 @@ mod tests {
         assert_eq!(parent(1, &mut sessions[1]), None);
         assert_eq!(parent(3, &mut sessions[3]), Some(1));
         sessions[3].avoid = [1].into();
-        assert_eq!(parent(3, &mut sessions[3]), Some(4), "7 is below 3");
+        assert_eq!(parent(3, &mut sessions[3]), Some(5));
+        sessions[3].avoid = [1, 4, 5, 6].into();
+        assert_eq!(parent(3, &mut sessions[3]), Some(8), "7 is below 3");
         sessions[3].avoid = (1..=8).collect();
         assert_eq!(parent(3, &mut sessions[3]), None, "there is no other way");
     }

@@ -8,6 +8,8 @@ mod join;
 mod line;
 mod link;
 mod log;
+#[cfg(test)]
+mod many;
 mod members;
 mod outbox;
 pub mod part;

@@ -15,7 +15,7 @@ use distribute_net::handshake::Hello;
 use distribute_net::peers::{self, Connection};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_stream::{Stream, StreamExt};
 
 use crate::error::{LaunchError, Result};
@@ -33,6 +33,8 @@ use crate::thread_scope::ThreadScope;
 
 /// How often the relay checks whether a member is away for too long.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Within this time, changes of who is connected are told as one.
+const GATHERING: Duration = Duration::from_millis(10);
 /// How often the same refusal is reported.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
 /// How many refusals are remembered for that.
@@ -177,6 +179,10 @@ struct Centre<'a> {
     inbox: Inbox,
     served: JoinSet<()>,
     pace: Pace,
+    /// Whether the list of who is connected has changed since the members were told of it, and when
+    /// they were told last.
+    has_changed: bool,
+    told_at: Instant,
 }
 
 impl Centre<'_> {
@@ -223,7 +229,7 @@ impl Centre<'_> {
         let now = Instant::now();
         match self.branch.note(host, connection, said, now) {
             Upward::Nothing => {}
-            Upward::Changed => self.take_stock(now),
+            Upward::Changed => self.has_changed = true,
             Upward::Silent { host, member } => self.members.forget_silent(host, member),
             Upward::Forward(frame) => match *frame {
                 Frame::Up(up) => self.members.relay(*up, now),
@@ -234,7 +240,9 @@ impl Centre<'_> {
     }
 
     /// Tells the members who is connected.
-    fn take_stock(&mut self, now: Instant) {
+    fn take_stock(&mut self) {
+        let now = Instant::now();
+        (self.has_changed, self.told_at) = (false, now);
         let cuts = self.members.note_census(&self.branch.census(), now);
         for (host, member) in cuts {
             self.branch.cut(host, member);
@@ -244,7 +252,7 @@ impl Centre<'_> {
     fn look(&mut self) {
         let now = Instant::now();
         self.branch.look(now);
-        self.take_stock(now);
+        self.take_stock();
         self.members.look(now);
     }
 }
@@ -267,6 +275,8 @@ async fn run(
         inbox,
         served: JoinSet::new(),
         pace,
+        has_changed: false,
+        told_at: Instant::now(),
     };
     let mut looks = interval(LOOK_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -284,6 +294,9 @@ async fn run(
             }
             Some((host, connection, frame)) = said.recv() => centre.note(host, connection, frame),
             Some((who, why)) = refusals.recv() => centre.told.tell(&who, &why),
+            () = sleep_until((centre.told_at + GATHERING).into()), if centre.has_changed => {
+                centre.take_stock();
+            }
             _ = looks.tick() => centre.look(),
             Some(_) = centre.served.join_next() => {}
         }

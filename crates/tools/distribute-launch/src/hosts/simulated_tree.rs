@@ -84,13 +84,13 @@ pub struct Tree {
     terms: Terms,
     arity: usize,
     nodes: BTreeMap<usize, Node>,
+    /// Connections of launchers that were killed, which their parents have not noticed.
+    silent: Vec<(usize, Edge)>,
     begun: Instant,
     now: Duration,
     changes: Vec<Change>,
     /// How many entries of the relay's log were looked at for losses.
     looked_at: u64,
-    /// The most launchers that were connected to one launcher, or to the relay.
-    pub widest: usize,
 }
 
 impl Tree {
@@ -107,11 +107,11 @@ impl Tree {
             terms,
             arity,
             nodes: BTreeMap::new(),
+            silent: Vec::new(),
             begun: Instant::now(),
             now: Duration::ZERO,
             changes: Vec::new(),
             looked_at: 0,
-            widest: 0,
         }
     }
 
@@ -147,8 +147,13 @@ impl Tree {
         let Some(mut node) = self.nodes.remove(&host) else {
             return;
         };
-        if let Some(edge) = node.edge.take().filter(|_| !is_silent) {
-            self.tell_broken(host, &edge, true);
+        match node.edge.take() {
+            Some(mut edge) if is_silent => {
+                edge.silent.get_or_insert(self.now);
+                self.silent.push((host, edge));
+            }
+            Some(edge) => self.tell_broken(host, &edge, true),
+            None => {}
         }
         for child in self.nodes.values_mut() {
             let is_its = child
@@ -232,9 +237,18 @@ impl Tree {
                 self.tell_broken(host, &edge, false);
             }
         }
+        for (host, edge) in self
+            .silent
+            .extract_if(.., |(_, edge)| is_late(edge))
+            .collect::<Vec<_>>()
+        {
+            self.tell_broken(host, &edge, false);
+        }
         let instant = self.instant();
         self.branch.look(instant);
-        // The children of a launcher that was killed silently, or of the relay.
+        self.nodes
+            .values_mut()
+            .for_each(|node| node.branch.look(instant));
         self.take_stock();
         self.members.look(instant);
         self.end_lost();
@@ -409,20 +423,6 @@ impl Tree {
             silent: None,
         });
         self.send_census(host);
-        self.measure();
-    }
-
-    fn measure(&mut self) {
-        // Host 0's own launcher is at the relay, too.
-        let inner = self.nodes.values().map(|node| node.branch.count_besides(0));
-        let widest = inner.max().unwrap_or_default();
-        let avoids = self
-            .nodes
-            .values()
-            .any(|node| !node.session.avoid.is_empty());
-        if !avoids {
-            self.widest = self.widest.max(widest);
-        }
     }
 
     /// A launcher sends a post, or good-bye.
@@ -531,6 +531,83 @@ impl Tree {
             }
             // The launcher that reads the log here keeps all of it.
             _ => {}
+        }
+    }
+}
+
+const HOSTS: usize = 9;
+
+/// Lets the launchers do what they have to do, for two minutes.
+fn settle(tree: &mut Tree, random: &mut Random) {
+    for _ in 0..1200 {
+        for _ in 0..50 {
+            tree.act(random);
+        }
+        tree.wait(Duration::from_millis(100));
+    }
+}
+
+/// The posts that a launcher has heard, from the first one that `begin` has not.
+fn posts(tree: &Tree, host: usize, begin: u64) -> Vec<(usize, u32, bool)> {
+    let heard = (begin..).map_while(|number| tree.heard(host, number));
+    heard
+        .map(|post| (post.host, post.restart, matches!(post.item, PostBody::Lost)))
+        .collect()
+}
+
+/// Whether it is killed, leaves or only loses its connection, and whether this is noticed at once:
+/// the posts of all others arrive once and in order, at all of them.
+#[test]
+fn what_happens_to_an_inner_launcher_costs_those_below_it_nothing() {
+    for seed in 0..60 {
+        let mut random = Random(seed);
+        let mut tree = Tree::new(HOSTS, 2);
+        (0..HOSTS).for_each(|host| tree.come(host));
+        settle(&mut tree, &mut random);
+        assert!(tree.nodes.values().all(|node| node.has_joined));
+        let begin = tree.end();
+        let parents = tree
+            .nodes
+            .values()
+            .filter_map(|node| node.edge.as_ref()?.parent);
+        let inner = parents.min().expect("it is a tree");
+        let say = |tree: &mut Tree, restart| {
+            for host in 0..HOSTS {
+                let item = PostBody::WorkersDone;
+                tree.say(Post {
+                    host,
+                    restart,
+                    item,
+                });
+            }
+        };
+        (0..4).for_each(|number| say(&mut tree, number));
+        // Some of it is underway.
+        (0..random.below(200)).for_each(|_| tree.act(&mut random));
+        let (what, is_silent) = (seed % 3, random.once_in(2));
+        match what {
+            0 => tree.kill(inner, is_silent),
+            1 => tree.leave(inner),
+            _ => tree.cut(inner, is_silent, Duration::from_secs(50)),
+        }
+        (4..8)
+            .filter(|_| what != 1)
+            .for_each(|number| say(&mut tree, number));
+        settle(&mut tree, &mut random);
+        settle(&mut tree, &mut random);
+        let all = posts(&tree, 0, begin);
+        let lost: Vec<usize> = all.iter().filter(|it| it.2).map(|it| it.0).collect();
+        let is_lost = what < 2;
+        assert_eq!(lost, [inner][..usize::from(is_lost)], "seed {seed}");
+        let count = if what == 1 { 4 } else { 8 };
+        for host in (0..HOSTS).filter(|host| *host != inner || !is_lost) {
+            let of_host = all.iter().filter(|it| it.0 == host).map(|it| it.1);
+            assert_eq!(
+                of_host.collect::<Vec<_>>(),
+                (0..count).collect::<Vec<_>>(),
+                "{seed}"
+            );
+            assert_eq!(posts(&tree, host, begin), all, "seed {seed}, host {host}");
         }
     }
 }

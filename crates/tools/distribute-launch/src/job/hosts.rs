@@ -113,10 +113,11 @@ impl Hosts {
         self
     }
 
-    /// How many launchers at most connect to one launcher (default: 16; at least 1; give the same on
-    /// all hosts). The launchers of a job with more other hosts than this are a tree with host 0 at
-    /// its root: each of them listens at a port of its own, one of [`Job::ports`](crate::Job::ports)
-    /// if there is such a range, and connects to the one that host 0 names.
+    /// How many launchers at most connect to one launcher (default: 16; at least 1; give the same
+    /// on all hosts). The launchers of a job with more other hosts than this are a tree with host 0
+    /// at its root: each of them listens at a port of its own, one of
+    /// [`Job::ports`](crate::Job::ports) if there is such a range, and connects to the one that
+    /// host 0 names.
     #[must_use]
     pub fn arity(mut self, arity: usize) -> Hosts {
         self.arity = arity.max(1);
