@@ -678,29 +678,29 @@ mod tests {
     fn what_a_relay_that_is_found_again_has_told_counts_when_the_attempt_ends_alone() {
         let mut group = staying();
         group.record(post(0, PostBody::Came)).unwrap();
+        let plan = Plan {
+            start: 1,
+            places: [(0, vec![0]), (1, vec![0])].into(),
+            counts: Counts::default(),
+        };
         let (events, received) = crate::events::channel(1);
+        let (_events, nothing) = crate::events::channel(1);
+        let told = [
+            post(1, PostBody::Came),
+            post(0, PostBody::Plan(plan.clone())),
+        ];
+        for post in told {
+            events.try_send(Event::Post(Box::new(post)));
+        }
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let mut console = Console::new(&mut stdout, &mut stderr);
-        Screen::run(&mut console, |screen| {
+        let next = Screen::run(&mut console, |screen| {
             let ended = AttemptResult::new(Verdict::Preempted, Vec::new());
-            group.gather(ended, Duration::ZERO, &received, screen)?;
-            let plan = Plan {
-                start: 1,
-                places: [(0, vec![0]), (1, vec![0])].into(),
-                counts: Counts::default(),
-            };
-            for told in [
-                post(1, PostBody::Came),
-                post(0, PostBody::Plan(plan.clone())),
-            ] {
-                events.try_send(Event::Post(Box::new(told)));
-            }
-            let next = group.next(None, &received, screen)?;
-            assert!(matches!(next, WaitOutcome::Done(Instruction::Start(next)) if next == plan));
-            group.posts.begin_plan(&plan);
-            assert!(!group.posts.has_lost(), "all of its hosts are there");
-            Ok(())
-        })
-        .unwrap();
+            group.gather(ended, Duration::ZERO, &nothing, screen)?;
+            group.next(None, &received, screen)
+        });
+        assert!(matches!(next, Ok(WaitOutcome::Done(Instruction::Start(next))) if next == plan));
+        group.posts.begin_plan(&plan);
+        assert!(!group.posts.has_lost(), "all of its hosts are there");
     }
 }

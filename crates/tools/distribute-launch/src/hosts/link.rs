@@ -190,7 +190,7 @@ impl Link {
                     let entry = *entry;
                     let own = entry.sender.filter(|it| it.member == member.member);
                     if let Some(own) = own {
-                        self.outbox.acknowledge(own.number + 1);
+                        self.outbox.acknowledge(own.number.saturating_add(1));
                     }
                     if entry.post.host == 0 && matches!(entry.post.item, PostBody::JobEnd(_)) {
                         member.is_over.store(true, Ordering::Relaxed);

@@ -348,7 +348,7 @@ impl Members {
     /// Handles the list of all launchers that are connected, to this one or below. Returns who is
     /// listed although the job goes on without it.
     pub fn note_census(&mut self, census: &[Listed], now: Instant) -> Vec<(usize, u64)> {
-        let mut cuts = Vec::new();
+        let (mut cuts, end) = (Vec::new(), self.log.end());
         let mut listed = BTreeSet::new();
         // The launchers above the one that is looked at.
         let mut above: Vec<usize> = Vec::new();
@@ -371,7 +371,7 @@ impl Members {
                 continue;
             }
             link.attach = one.attach;
-            link.has = link.has.max(one.has);
+            link.has = link.has.max(one.has.min(end));
             if link.has > link.begin {
                 link.here = Vec::new();
             }
@@ -517,7 +517,7 @@ impl Members {
         for host in 0..self.all.len() {
             let link = self.all[host].link.as_ref();
             // A member that does not read its posts is lost.
-            if link.is_some_and(|link| end - link.has > most) {
+            if link.is_some_and(|link| end.saturating_sub(link.has) > most) {
                 self.lose(host);
             }
         }
@@ -979,5 +979,40 @@ mod tests {
         members.note_census(&back, now);
         members.look(now + Duration::from_secs(7));
         assert_eq!(told(&members, 5), ["lost 2"]);
+    }
+
+    #[test]
+    fn a_list_that_makes_no_sense_harms_no_other_launcher() {
+        let (mut members, _, all) = tree(2, 4);
+        let now = Instant::now();
+        let here = |host: usize, depth| Listed {
+            depth,
+            ..listed(host, &all[host])
+        };
+        let whole = [here(0, 0), here(1, 0), here(3, 1), here(2, 0), here(4, 1)];
+        members.note_census(&whole, now);
+        let mut more = whole.to_vec();
+        for (host, depth, attach, has) in [
+            (usize::MAX, u32::MAX, u64::MAX, u64::MAX),
+            (4, u32::MAX, 1, u64::MAX),
+            (4, 0, 0, 0),
+            (9, 1, 1, 1),
+        ] {
+            let member = all.get(host).map_or(u64::MAX, |one| one.member);
+            more.push(Listed {
+                host,
+                member,
+                attach,
+                has,
+                depth,
+                is_closed: None,
+            });
+        }
+        let cuts = members.note_census(&more, now);
+        assert_eq!(cuts, [(usize::MAX, u64::MAX), (9, u64::MAX)]);
+        assert!(members.all.iter().all(|member| member.stage == Stage::Here));
+        // It claims to have what there is not: posts still reach it and all others.
+        done(&mut members, 1, &all[1], 0);
+        assert_eq!(told(&members, 5), ["done 1 0"]);
     }
 }

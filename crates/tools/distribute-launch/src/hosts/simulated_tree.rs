@@ -155,14 +155,20 @@ impl Tree {
             Some(edge) => self.tell_broken(host, &edge, true),
             None => {}
         }
+        self.close_children(host, is_silent);
+    }
+
+    /// A launcher is gone, and with it its ends of the connections of its children.
+    fn close_children(&mut self, host: usize, is_silent: bool) {
+        let now = self.now;
         for child in self.nodes.values_mut() {
             let is_its = child
                 .edge
                 .as_ref()
                 .is_some_and(|it| it.parent == Some(host));
-            if is_its && is_silent {
-                let now = self.now;
-                child.edge.as_mut().unwrap().silent.get_or_insert(now);
+            let silent = child.edge.as_mut().filter(|_| is_its && is_silent);
+            if let Some(edge) = silent {
+                edge.silent.get_or_insert(now);
             } else if is_its {
                 child.edge = None;
             }
@@ -207,9 +213,9 @@ impl Tree {
         }
     }
 
-    /// The number of the first post that a launcher that has just joined hears.
+    /// The number of the first post that a launcher hears.
     pub fn begin(&self, host: usize) -> u64 {
-        self.nodes[&host].log.end()
+        self.nodes[&host].log.first()
     }
 
     pub fn end(&self) -> u64 {
@@ -218,6 +224,33 @@ impl Tree {
 
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
+    }
+
+    /// Where all launchers are, for a run that hangs.
+    pub fn describe(&self) -> String {
+        let (first, end) = (self.members.log().first(), self.end());
+        let mut text = format!("\nat {:?} posts {first} to {end}", self.now);
+        for listed in self.branch.census() {
+            text += &format!("\nlisted {listed:?}");
+        }
+        for (host, node) in &self.nodes {
+            let edge = node.edge.as_ref().map(|edge| {
+                let (up, down) = (edge.up.len(), edge.down.len());
+                (edge.parent, edge.next, up, down, edge.silent)
+            });
+            text += &format!(
+                "\nlauncher {host}: member {}, log {}, open {}, joined {}, leaving {}, cut {:?}, \
+                 avoids {:?}, {edge:?}",
+                node.member,
+                node.log.end(),
+                node.is_open,
+                node.has_joined,
+                node.outbox.is_closed(),
+                node.cut_until,
+                node.session.avoid
+            );
+        }
+        text
     }
 
     /// Time passes: who hears nothing for long notices it.
@@ -314,11 +347,11 @@ impl Tree {
 
     /// Something happens at a random launcher.
     pub fn act(&mut self, random: &mut Random) {
-        let hosts: Vec<usize> = self.nodes.keys().copied().collect();
-        if hosts.is_empty() {
+        let count = self.nodes.len();
+        if count == 0 {
             return;
         }
-        let host = hosts[random.below(hosts.len())];
+        let host = *self.nodes.keys().nth(random.below(count)).unwrap();
         let Some(edge) = &self.nodes[&host].edge else {
             return self.connect(host);
         };
@@ -476,6 +509,7 @@ impl Tree {
         self.note(parent, host, connection, LinkEvent::Frame(frame));
         if is_last {
             self.nodes.remove(&host);
+            self.close_children(host, false);
         }
     }
 

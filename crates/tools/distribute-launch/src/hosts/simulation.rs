@@ -8,6 +8,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use rstest::rstest;
+
 use crate::hosts::simulated_tree::{Change, Random, Tree};
 use crate::job::cluster::Cluster;
 use crate::job::task::{Role, Task};
@@ -675,6 +677,31 @@ impl World {
         })
     }
 
+    /// Where all launchers are, for a run that hangs.
+    fn describe(&self) -> String {
+        let mut text = String::new();
+        for (host, launcher) in self.hosts.iter().enumerate() {
+            let Some(one) = launcher else {
+                continue;
+            };
+            let stage = match &one.stage {
+                Stage::Waiting => "waits".to_owned(),
+                Stage::Preparing(plan) => format!("prepares {plan:?}"),
+                Stage::Running { plan, workers, .. } => {
+                    format!("runs {} of {plan:?}", workers.len())
+                }
+                Stage::Gathering(plan) => format!("gathers {plan:?}"),
+                Stage::Ended(_) => "has ended".to_owned(),
+            };
+            let (seen, here) = (one.seen, one.posts.here());
+            text += &format!("\nhost {host} has {seen} posts, here {here:?}, {stage}");
+        }
+        match &self.network {
+            Network::Flat(_) => text,
+            Network::Tree(tree) => text + &tree.describe(),
+        }
+    }
+
     /// Every launcher has ended alike, and host 0 with the right state or one named cause.
     fn check_end(&self) {
         let overs: Vec<&JobEnd> = self
@@ -744,7 +771,8 @@ fn run(seed: u64) -> (String, Option<Plan>) {
     let mut actions = 0;
     while !is_over(&world) {
         actions += 1;
-        assert!(actions < ACTIONS_MAX, "seed {seed} hangs");
+        let state = || world.describe();
+        assert!(actions < ACTIONS_MAX, "seed {seed} hangs: {}", state());
         world.act();
     }
     world.check_end();
@@ -782,23 +810,25 @@ fn jobs_end_with_every_step_once_or_one_cause() {
 }
 
 /// Inner launchers are lost, and connections of the tree break or fall silent.
-#[test]
-fn jobs_whose_launchers_are_a_tree_end_alike() {
-    let mut kinds = [0; 3];
-    let mut counts = [0; 3];
-    for seed in FIRST_TREE_SEED..FIRST_TREE_SEED + TREE_SEEDS {
+#[rstest]
+fn jobs_whose_launchers_are_a_tree_end_alike(#[values(0, 1, 2, 3)] part: u64) {
+    let (mut succeeded, mut counts) = (0, [0; 3]);
+    let seeds = FIRST_TREE_SEED..FIRST_TREE_SEED + TREE_SEEDS;
+    for seed in seeds.filter(|seed| seed % 4 == part) {
         let (over, plan) = try_seed(seed);
-        let kind = ["Succeeded", "Failed", "["];
-        let kind = kind.iter().position(|kind| over.starts_with(kind)).unwrap();
-        kinds[kind] += 1;
+        succeeded += u64::from(over.starts_with("Succeeded"));
         if let Some(Plan { counts: of, .. }) = plan {
             counts[0] += of.restarts;
             counts[1] += of.shrinks;
             counts[2] += of.growths;
         }
     }
-    assert!(kinds.iter().all(|kind| *kind > 10), "{kinds:?}");
-    assert!(counts.iter().all(|count| *count > 200), "{counts:?}");
+    println!("{succeeded} succeeded, restarts, shrinks and growths {counts:?}");
+    assert!(
+        (100..TREE_SEEDS / 4 - 10).contains(&succeeded),
+        "{succeeded}"
+    );
+    assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
 }
 
 #[test]
