@@ -996,7 +996,7 @@ mod tests {
             (usize::MAX, u32::MAX, u64::MAX, u64::MAX),
             (4, u32::MAX, 1, u64::MAX),
             (4, 0, 0, 0),
-            (9, 1, 1, 1),
+            (9, 0, 1, 1),
         ] {
             let member = all.get(host).map_or(u64::MAX, |one| one.member);
             more.push(Listed {
