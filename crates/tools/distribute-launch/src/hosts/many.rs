@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use distribute_net::security::{Security, Token};
 use tokio::task::JoinSet;
 
-use crate::events::{self, Event};
+use crate::events::{self, Event, Events};
 use crate::hosts::join::{Dialer, RETRY_PAUSE};
 use crate::hosts::link::Link;
 use crate::hosts::outbox::{Farewell, Outbox};
@@ -162,13 +162,39 @@ fn run_job(count: usize, arity: usize) -> Measured {
         ThreadScope::run(|threads| {
             let (_events, received) = events::channel(1);
             let relay = Relay::start(threads, &hosts(0), terms, &received, screen).unwrap();
-            let all = (0..count).map(|index| hosts(index)).collect();
+            let all = (0..count).map(hosts).collect();
             let measured = run_launchers(all, terms, address);
             drop(relay);
             Ok(measured)
         })
     };
     Screen::run(&mut console, run).unwrap()
+}
+
+/// Joins, says where its door is, and serves its connections to the end.
+async fn launcher(
+    hosts: Hosts,
+    terms: Terms,
+    outbox: Arc<Outbox>,
+    events: Events,
+    doors: Arc<Mutex<BTreeSet<u16>>>,
+) {
+    let mut dialer = Dialer::new(&hosts, terms, Part::default()).unwrap();
+    let joined = loop {
+        match dialer.join(Vec::new()).await {
+            Ok(joined) => break joined,
+            Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
+        }
+    };
+    let door = dialer.session.door.map(|door| door.port());
+    doors.lock().unwrap().extend(door);
+    let link = Link {
+        dialer,
+        outbox,
+        events,
+        return_time: None,
+    };
+    link.run(joined).await;
 }
 
 fn run_launchers(all: Vec<Hosts>, terms: Terms, address: SocketAddr) -> Measured {
@@ -191,28 +217,7 @@ fn run_launchers(all: Vec<Hosts>, terms: Terms, address: SocketAddr) -> Measured
             heard: [0; 4],
             is_over: false,
         });
-        let doors = Arc::clone(&doors);
-        links.push(async move {
-            let part = Part::default();
-            let mut dialer = Dialer::new(&hosts, terms, part).unwrap();
-            let joined = loop {
-                match dialer.join(Vec::new()).await {
-                    Ok(joined) => break joined,
-                    Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
-                }
-            };
-            doors
-                .lock()
-                .unwrap()
-                .extend(dialer.session.door.map(|door| door.port()));
-            let link = Link {
-                dialer,
-                outbox,
-                events,
-                return_time: None,
-            };
-            link.run(joined).await;
-        });
+        links.push(launcher(hosts, terms, outbox, events, Arc::clone(&doors)));
     }
     let links = std::thread::spawn(|| {
         runtime().unwrap().block_on(async {

@@ -196,7 +196,7 @@ impl World {
             join_timeout: Duration::from_secs(300),
         };
         World {
-            faults: random.below(8),
+            faults: random.below(8) + if is_tree { 4 } else { 0 },
             random,
             rules,
             now: Duration::ZERO,
@@ -287,10 +287,9 @@ impl World {
     /// Injects a fault.
     fn fault(&mut self) {
         let host = self.random.below(self.rules.hosts);
-        if matches!(self.network, Network::Tree(_)) && self.random.once_in(2) {
-            if self.fault_in_tree(host) {
-                return;
-            }
+        let is_tree = matches!(self.network, Network::Tree(_));
+        if is_tree && self.random.once_in(2) && self.fault_in_tree(host) {
+            return;
         }
         let (kill, leave) = (self.random.once_in(2), self.random.once_in(2));
         let Some(launcher) = &mut self.hosts[host] else {
@@ -320,7 +319,9 @@ impl World {
 
     fn act(&mut self) {
         let is_over = self.is_over(0);
-        if self.faults > 0 && !is_over && self.random.once_in(60) {
+        // A tree takes its time to meet: the faults are for the job.
+        let has_begun = self.newest.is_some() || matches!(self.network, Network::Flat(_));
+        if self.faults > 0 && has_begun && !is_over && self.random.once_in(60) {
             self.faults -= 1;
             return self.fault();
         }

@@ -15,8 +15,8 @@
 //! is: itself, and the connection stays; or another launcher. Then the connection ends, and the
 //! launcher dials its parent, with the same handshake. So the launchers are a tree.
 //!
-//! The posts of a launcher are numbered from 0 and travel up. The relay puts those of all into one
-//! order, with numbers too, which travels down: a launcher sees from it which of its own posts
+//! The posts of a launcher are numbered from 0 and travel up. The relay puts the posts of all into
+//! one order, with numbers too, which travels down: a launcher sees from it which of its own posts
 //! have arrived. Whatever breaks on the way, a launcher goes on with another parent, says up to
 //! which number it has the posts of all, and sends again its own that have not arrived.
 

@@ -1,5 +1,5 @@
-//! Jobs of so many hosts that their launchers are a tree, with two children each. Every launcher
-//! is a process of its own on this machine; its sockets show where in the tree it is.
+//! Jobs whose launchers are a tree, with two children each. Every launcher is a process of its own
+//! on this machine; its sockets show where in the tree it is.
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, SocketAddr, TcpStream};
