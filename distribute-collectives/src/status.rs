@@ -220,15 +220,20 @@ impl GroupStatus {
         inner.failures.is_healthy(inner.completed)
     }
 
-    /// Whether to give up a collective operation: the cheap question for loops that wait.
+    /// As [`check_peer`](Self::check_peer), while the operation waits for any rank.
     ///
     /// # Errors
     /// The first failure that concerns this operation.
+    #[cfg(any(test, feature = "shm"))]
     pub(crate) fn check(&self, header: &OperationHeader) -> Result<()> {
         self.check_peer(header, None)
     }
 
-    /// As [`check`](Self::check), while the operation waits for `peer`, if for one rank only.
+    /// Whether to give up an operation that waits for `peer`, or for any rank: the cheap question
+    /// for loops that wait.
+    ///
+    /// # Errors
+    /// The first failure that concerns this operation.
     pub(crate) fn check_peer(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
         if !self.failed.load(Ordering::Acquire) {
             return Ok(());

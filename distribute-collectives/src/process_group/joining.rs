@@ -26,6 +26,10 @@ pub(super) struct Joining {
     pub(super) control: ControlPlane,
     pub(super) status: Arc<GroupStatus>,
     pub(super) address: SocketAddr,
+    #[cfg_attr(
+        not(feature = "shm"),
+        expect(dead_code, reason = "only memory is shared while the ranks meet")
+    )]
     pub(super) deadline: Instant,
 }
 
