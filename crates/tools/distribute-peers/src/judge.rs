@@ -18,6 +18,10 @@ const ROUND_TRIP_MIN: f64 = 1e-3;
 pub(crate) const CLOCK_MAX: f64 = 0.1;
 /// Descriptors of a process of a job besides its connections.
 const OTHER_DESCRIPTORS: u64 = 64;
+/// Neighbours that a rank has for control at most.
+const NEIGHBOURS_MAX: u64 = 17;
+/// Up to how many ranks each may exchange data with all others.
+const ALL_TO_ALL_MAX: u64 = 64;
 
 type Guests = BTreeMap<usize, Guest>;
 
@@ -344,9 +348,20 @@ fn clocks(report: &Report) -> Vec<Finding> {
     off.collect()
 }
 
+/// The connections of a rank in a job, for control and for data: see "How many ranks" in
+/// docs/many-machines.md.
+fn connections(others: u64) -> u64 {
+    let data = if others < ALL_TO_ALL_MAX {
+        others
+    } else {
+        2 * u64::from(u64::BITS - others.leading_zeros())
+    };
+    others.min(NEIGHBOURS_MAX) + data
+}
+
 fn descriptors(report: &Report) -> Vec<Finding> {
     let others = report.ranks.len().saturating_sub(1) as u64;
-    let needed = 2 * others + OTHER_DESCRIPTORS;
+    let needed = connections(others) + OTHER_DESCRIPTORS;
     let few = report.ranks.iter().filter_map(|rank| {
         let most = rank.facts.as_ref()?.descriptors_max?;
         let text = format!(
