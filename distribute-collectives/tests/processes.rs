@@ -267,6 +267,38 @@ fn a_lost_rank_is_named_whatever_its_place_in_the_tree(
     }
 }
 
+/// A stopped rank passes nothing on, and with long silences it is not found for a minute. What ends
+/// the group meanwhile reaches all ranks around it.
+#[test]
+fn an_abort_gets_around_a_stopped_inner_rank() {
+    let mut ranks = group(WITH_INNER_RANK, "grpc", "silence_ms=60000");
+    let since = Stopwatch::start();
+    ranks[1].signal(Signal::STOP);
+    for rank in ranks
+        .iter_mut()
+        .filter(|rank| ![1, 10].contains(&rank.number))
+    {
+        rank.tell("call all_reduce 1000");
+    }
+    ranks[10].tell("abort full-disk");
+    ranks[10].answer("aborted");
+    leave(&mut ranks[10..11]);
+    for rank in ranks
+        .iter_mut()
+        .filter(|rank| ![1, 10].contains(&rank.number))
+    {
+        let answer = rank.answer("error");
+        assert!(
+            answer.starts_with("Aborted [10] "),
+            "rank {}: {answer}",
+            rank.number
+        );
+        leave(std::slice::from_mut(rank));
+    }
+    let elapsed = since.elapsed_at_slowest();
+    assert!(elapsed < Duration::from_secs(20), "{elapsed:?}");
+}
+
 /// An inner node and a leaf whose only neighbour is on the other side of the cut: it asks others
 /// whether it is itself that is cut off.
 #[rstest]

@@ -64,7 +64,7 @@ impl Service<Uri> for SingleConnection {
 }
 
 /// What comes of a stream.
-enum Attached {
+pub(super) enum Attached {
     /// It is a link of this number.
     Stream(u64, Box<Streaming<Envelope>>),
     /// One of these ranks is the parent.
@@ -271,7 +271,7 @@ fn why_ended(status: &Status) -> String {
     }
 }
 
-async fn try_join(
+pub(super) async fn try_join(
     shared: &Arc<Membership>,
     rank: usize,
     address: &str,

@@ -71,6 +71,9 @@ pub struct Member {
     /// Absent once the group has formed, as all know it.
     #[prost(message, optional, tag = "4")]
     pub announcement: ::core::option::Option<Announcement>,
+    /// The rank that it is connected to as its parent; rank 0, and one that has none, name themselves.
+    #[prost(uint32, tag = "5")]
+    pub parent: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Gone {

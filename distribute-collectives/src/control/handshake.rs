@@ -487,8 +487,14 @@ pub(super) fn register(
         link.is_announced = true;
         link.behind.insert(rank);
         let run = identity.run.clone();
-        state.members[rank] = Some(Member { run, announcement });
+        // Of its own parent it tells later.
+        state.members[rank] = Some(Member {
+            run,
+            announcement,
+            parent: rank,
+        });
         state.welcome(rank);
+        state.adopt(shared.rank, rank);
     }
     if let Some(join_failure) = &mut state.join_failure {
         join_failure.send_to(rank, &link);

@@ -94,6 +94,8 @@ pub(super) struct Member {
     /// Which process of that rank it is.
     pub(super) run: String,
     pub(super) announcement: Announcement,
+    /// The rank that it is connected to as its parent; itself if it has none, as far as is known.
+    pub(super) parent: usize,
 }
 
 /// The stream to a neighbour in the tree.
@@ -371,6 +373,21 @@ impl State {
         present
     }
 
+    /// The other neighbours of a neighbour, as far as is known.
+    pub(super) fn neighbours_of(&self, neighbour: usize, own: usize) -> Vec<usize> {
+        let parent = self.members[neighbour].as_ref().map(|member| member.parent);
+        let members = self.members.iter().enumerate();
+        let is_child =
+            |member: &Option<Member>| member.as_ref().is_some_and(|it| it.parent == neighbour);
+        let children = members
+            .filter(|(_, member)| is_child(member))
+            .map(|(rank, _)| rank);
+        let others = parent.into_iter().chain(children);
+        others
+            .filter(|rank| ![own, neighbour].contains(rank) && !self.left.contains_key(rank))
+            .collect()
+    }
+
     /// Queues a message to all neighbours whose streams are open.
     pub(super) fn send_to_all(&self, message: &Message) {
         for link in self.open_links() {
@@ -410,6 +427,7 @@ impl Membership {
             *own = Some(Member {
                 run: hello.identity.run.clone(),
                 announcement: announcement.clone(),
+                parent: options.rank,
             });
         }
         let entrance = Entrance::new(LaneRules {
@@ -591,7 +609,12 @@ impl Membership {
         link.is_announced = true;
         link.behind.insert(rank);
         let run = link.run.clone();
-        state.members[rank] = Some(Member { run, announcement });
+        let parent = self.rank;
+        state.members[rank] = Some(Member {
+            run,
+            announcement,
+            parent,
+        });
         state.welcome(rank);
         drop(state);
         self.tell_news();

@@ -17,6 +17,7 @@ mod addresses;
 mod client;
 mod clock;
 pub(crate) mod convert;
+mod detour;
 mod gather;
 #[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
 #[rustfmt::skip]

@@ -23,7 +23,7 @@ use crate::control::membership::{
     JoinFailure, JoinOptions, Link, Membership, MissingReason, NOT_CONNECTED, Phase, State,
     UnprovenClaim,
 };
-use crate::control::{client, clock, interrupted, probe, process, server, watch};
+use crate::control::{client, clock, detour, interrupted, probe, process, server, watch};
 use crate::error::{CollectiveError, Result};
 use crate::failure::FailureKind;
 use crate::grpc::Doorway;
@@ -630,8 +630,17 @@ fn successors(shared: &Membership, state: &State) -> Vec<RankAddress> {
 }
 
 /// Says goodbye and waits until the others have heard it, within limits.
-async fn leave(shared: &Membership, reason: String, waited_for: Vec<u32>) {
-    say_goodbye(shared, reason, waited_for);
+async fn leave(shared: &Arc<Membership>, reason: String, waited_for: Vec<u32>) {
+    say_goodbye(shared, reason.clone(), waited_for.clone());
+    await_closed(shared).await;
+    if detour::around_deaf(shared).await {
+        say_goodbye(shared, reason, waited_for);
+        await_closed(shared).await;
+    }
+}
+
+/// Waits until the others have closed their streams, within limits.
+async fn await_closed(shared: &Membership) {
     let all_closed = async {
         while shared.state().has_streams() {
             shared.changed.notified().await;

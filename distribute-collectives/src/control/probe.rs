@@ -76,18 +76,29 @@ async fn ask(shared: Arc<Membership>, rank: usize) {
         return;
     };
     let shaking = async {
-        let opened = Connection::open(&address, shared.tls.as_ref()).await;
-        let mut connection = opened.ok()?;
+        let Ok((host, port)) = address::split(&address) else {
+            return false;
+        };
+        let tcp = match TcpStream::connect((host, port)).await {
+            Ok(tcp) => tcp,
+            // Its process has ended, and its host says so.
+            Err(error) => return error.kind() == io::ErrorKind::ConnectionRefused,
+        };
+        let opened = Connection::over(tcp, host, shared.tls.as_ref()).await;
+        let Ok(mut connection) = opened else {
+            return false;
+        };
         let own = handshake::hello(&shared, rank, &address, true);
         let secret = shared.security.secret();
-        exchange::dial(&mut connection, own, &secret).await.ok()
+        let dialled = exchange::dial(&mut connection, own, &secret).await;
+        dialled.is_ok()
     };
-    if let Ok(Some(_)) = tokio::time::timeout(ATTEMPT_TIMEOUT, shaking).await {
+    if let Ok(true) = tokio::time::timeout(ATTEMPT_TIMEOUT, shaking).await {
         note_witness(&shared, rank);
     }
 }
 
-/// Notes that a rank of another host has answered.
+/// Notes that a rank of another host, or that host, has answered.
 pub(super) fn note_witness(shared: &Membership, rank: usize) {
     if let Some(answered) = shared.state().witnesses.get_mut(&rank) {
         *answered = Some(clock::now());

@@ -109,7 +109,7 @@ impl Membership {
         id: u64,
         entry: MemberMessage,
     ) -> Result<(), crate::control::generated::Refusal> {
-        let rank = entry.rank as usize;
+        let (rank, world_size) = (entry.rank as usize, self.world_size());
         let mut state = self.state();
         if let Some(announcement) = entry.announcement
             && state.phase == Phase::Joining
@@ -123,7 +123,12 @@ impl Membership {
             state.members[rank] = Some(Member {
                 run: entry.run,
                 announcement,
+                parent: rank,
             });
+        }
+        let parent = entry.parent as usize;
+        if let Some(member) = state.members[rank].as_mut().filter(|_| parent < world_size) {
+            member.parent = parent;
         }
         let is_known = state.members[rank].is_some();
         if let Some(link) = state.link(from, id).filter(|_| is_known) {
@@ -134,6 +139,16 @@ impl Membership {
 }
 
 impl State {
+    /// Notes the parent of this rank, of which the other neighbours hear anew.
+    pub(super) fn adopt(&mut self, own: usize, parent: usize) {
+        if let Some(member) = &mut self.members[own] {
+            member.parent = parent;
+        }
+        for link in self.links.values_mut() {
+            link.told.members.set(own, false);
+        }
+    }
+
     /// Forgets why a rank was missing that has come.
     pub(super) fn welcome(&mut self, rank: usize) {
         self.last[rank] = MissingReason::default();
@@ -199,6 +214,7 @@ impl State {
                         address: addresses.get(rank).unwrap_or_default(),
                         run: it.run.clone(),
                         announcement,
+                        parent: it.parent as u32,
                     }
                 });
                 let Some(entry) = entry else { continue };

@@ -144,6 +144,10 @@ impl State {
                     let timeout = Duration::from_millis(number(value) as u64);
                     options = options.rendezvous_timeout(timeout);
                 }
+                "silence_ms" => {
+                    let interval = Duration::from_millis(number(value) as u64 / 6);
+                    options = options.heartbeat(interval, 6);
+                }
                 "algorithm" => group = group.algorithm(algorithm(value)),
                 "max_message_bytes" => options = options.max_message_bytes(number(value)),
                 "lanes" => options = options.lanes(number(value)),

@@ -22,13 +22,13 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 fn members() -> impl Strategy<Value = Message> {
-    let entry = (rank(), text(), text(), any::<bool>()).prop_map(|(rank, address, run, known)| {
-        MemberMessage {
-            rank,
-            address,
-            run,
-            announcement: known.then(Announcement::default),
-        }
+    let entry = (rank(), text(), text(), rank());
+    let entry = entry.prop_map(|(rank, address, run, parent)| MemberMessage {
+        rank,
+        address,
+        run,
+        announcement: (parent % 2 == 0).then(Announcement::default),
+        parent,
     });
     let gone = (rank(), text(), vec(rank(), 0..3)).prop_map(|(rank, reason, waited_for)| Gone {
         rank,
