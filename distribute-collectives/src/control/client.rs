@@ -25,7 +25,7 @@ use crate::control::generated::Envelope;
 use crate::control::generated::envelope::Message;
 use crate::control::handshake::{self, HandshakeFailure, Origin, STEP_TIMEOUT};
 use crate::control::membership::{Membership, Phase, QUEUE, Sender};
-use crate::control::server::telling_of_room;
+use crate::control::outbound::telling_of_room;
 use crate::control::{JOIN_PATH, clock};
 
 /// The largest message, in both directions.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::control::clock;
 use crate::control::generated::Gather;
-use crate::control::membership::{Membership, State};
+use crate::control::membership::{Gathering, Membership, State};
 use crate::error::{CollectiveError, Result};
 use crate::failure::FailureKind;
 use crate::header::OperationHeader;
@@ -16,12 +16,6 @@ pub(super) const VALUE_MAX_BYTES: usize = 16 << 10;
 /// How long parts wait for the other parts of their side, so that all travel together. Later they
 /// travel alone: then all ranks see whose part is missing.
 const LATE_AFTER: Duration = Duration::from_millis(250);
-
-/// The parts of one gathering that have come, by rank.
-pub(super) struct Gathering {
-    pub(super) parts: Vec<Option<Vec<u8>>>,
-    pub(super) late_at: Instant,
-}
 
 impl State {
     /// The gathering of this number. Ranks that have not done the one before it may still need the

@@ -15,10 +15,9 @@ use tonic::{Code, Status};
 
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{Announcement, RankAddress, Refusal};
-use crate::control::membership::{Link, Member, Membership, Phase, Sender, State};
+use crate::control::membership::{Link, Member, Membership, Phase, Sender, State, Told};
 use crate::control::silence::Silence;
-use crate::control::spread::Told;
-use crate::control::{addresses, clock, watch};
+use crate::control::{addresses, clock};
 
 /// The version of the messages that follow the handshake.
 pub(super) const PROTOCOL_VERSION: u32 = 8;
@@ -506,7 +505,7 @@ pub(super) fn register(
     let is_told = state.failure_sent;
     drop(state);
     if is_told {
-        watch::repeat_first_failure(shared, rank);
+        shared.repeat_first_failure(rank);
     }
     shared.tell_news();
     Ok(id)

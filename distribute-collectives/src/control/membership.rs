@@ -19,12 +19,11 @@ use tonic::Status;
 
 use crate::communicator::AbortTarget;
 use crate::control::addresses::Addresses;
-use crate::control::gather::Gathering;
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Announcement, Envelope, Left, Refusal};
 use crate::control::silence::Silence;
 use crate::control::topology::Topology;
-use crate::control::{clock, convert, process, reports, spread};
+use crate::control::{clock, convert, process};
 use crate::error::MissingRank;
 use crate::failure::{Failure, FailureKind};
 use crate::grpc::{Entrance, LaneRules};
@@ -98,6 +97,38 @@ pub(super) struct Member {
     pub(super) parent: usize,
 }
 
+/// What a neighbour was told.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// Ranks that are on this side.
+    pub(super) members: FixedBitSet,
+    /// Ranks that have said goodbye.
+    pub(super) left: FixedBitSet,
+    /// By the number of a gathering: the ranks whose part it has.
+    pub(super) parts: BTreeMap<u64, FixedBitSet>,
+}
+
+impl Told {
+    pub(super) fn nothing(world_size: usize) -> Told {
+        Told {
+            members: FixedBitSet::with_capacity(world_size),
+            left: FixedBitSet::with_capacity(world_size),
+            parts: BTreeMap::new(),
+        }
+    }
+
+    /// Forgets gatherings before this one.
+    pub(super) fn forget_parts_before(&mut self, number: u64) {
+        self.parts = self.parts.split_off(&number);
+    }
+}
+
+/// The parts of one gathering that have come, by rank.
+pub(super) struct Gathering {
+    pub(super) parts: Vec<Option<Vec<u8>>>,
+    pub(super) late_at: Instant,
+}
+
 /// The stream to a neighbour in the tree.
 pub(super) struct Link {
     /// Tells this stream from an earlier one to the same rank.
@@ -125,7 +156,7 @@ pub(super) struct Link {
     /// The ranks on the peer's side of the stream, the peer among them.
     pub(super) behind: FixedBitSet,
     /// What the peer was told.
-    pub(super) told: spread::Told,
+    pub(super) told: Told,
     /// To whom to connect when the peer has left, as it said.
     pub(super) successors: Vec<(usize, String)>,
     /// The two headers that differed at the last heartbeat.
@@ -620,6 +651,15 @@ impl Membership {
         self.tell_news();
     }
 
+    /// Tells a neighbour of the first failure that has come after it was told to all.
+    pub(super) fn repeat_first_failure(&self, to: usize) {
+        if let Some(failure) = self.status.first_failure()
+            && let Some(link) = self.state().links.get(&to)
+        {
+            link.send(Message::Notice(convert::notice(self.rank, &failure)));
+        }
+    }
+
     /// Notes that a neighbour reads: there may be room for what had none.
     pub(super) fn note_room(&self) {
         if self.is_behind.swap(false, Ordering::Relaxed) {
@@ -717,6 +757,11 @@ impl Membership {
         self.own_heartbeat(false)
     }
 
+    /// The host of each rank.
+    pub(super) fn hosts(&self) -> Vec<String> {
+        (0..self.world_size()).map(|rank| self.host(rank)).collect()
+    }
+
     /// The host in a rank's address.
     pub(super) fn host(&self, rank: usize) -> String {
         let address = self.addresses.shown(rank);
@@ -735,7 +780,7 @@ impl Membership {
             completed: beat.completed,
         };
         self.status.note_peers([rank].into_iter(), report);
-        reports::take(self, rank, &beat.reports);
+        self.take_reports(rank, &beat.reports);
         let pair = own.zip(theirs).filter(|(own, theirs)| {
             let collective = |h: &OperationHeader| !h.kind.is_point_to_point();
             own.sequence == theirs.sequence

@@ -25,6 +25,7 @@ pub(crate) mod generated;
 mod handshake;
 mod interrupted;
 mod membership;
+mod outbound;
 mod plane;
 mod probe;
 mod process;

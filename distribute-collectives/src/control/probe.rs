@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 
 use crate::control::membership::{Link, Membership, Phase};
 use crate::control::silence::{ATTEMPT_PAUSE, ATTEMPT_TIMEOUT};
-use crate::control::{clock, handshake, watch};
+use crate::control::{clock, handshake, topology};
 
 /// Attempts at the same time, whatever the size of the group.
 const ATTEMPTS_MAX: usize = 64;
@@ -116,10 +116,10 @@ pub(super) fn witnesses(shared: &Membership) -> Vec<usize> {
         state.witnesses.clear();
         return Vec::new();
     }
-    let hosts = watch::hosts(shared);
+    let hosts = shared.hosts();
     let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
     let place = |(rank, host): (usize, Option<_>)| (host.ok_or(rank), rank);
-    let away: Vec<_> = (watch::elsewhere(&hosts, shared.rank).into_iter())
+    let away: Vec<_> = (topology::elsewhere(&hosts, shared.rank).into_iter())
         .map(place)
         .collect();
     let is_near = |rank: &usize| state.links.contains_key(rank) || state.left.contains_key(rank);

@@ -31,29 +31,30 @@ struct Group {
     ranks: FixedBitSet,
 }
 
-/// Notes what a neighbour was told of other ranks.
-pub(super) fn take(shared: &Membership, from: usize, reports: &[Reports]) {
-    let (now, world_size) = (clock::now(), shared.world_size());
-    for reports in reports {
-        let age = Duration::from_millis(reports.age_ms);
-        let Some(at) = now.checked_sub(age) else {
-            continue;
-        };
-        let running = convert::header(&reports.running);
-        let bits = reports.ranks.iter().enumerate();
-        let ranks = bits.flat_map(|(byte, bits)| {
-            let set = (0..8).filter(move |bit| bits >> bit & 1 == 1);
-            set.map(move |bit| 8 * byte + bit)
-        });
-        let others = ranks.filter(|rank| ![shared.rank, from].contains(rank));
-        let told = Report {
-            at,
-            running,
-            completed: reports.completed,
-        };
-        shared
-            .status
-            .note_peers(others.take_while(|rank| *rank < world_size), told);
+impl Membership {
+    /// Notes what a neighbour was told of other ranks.
+    pub(super) fn take_reports(&self, from: usize, reports: &[Reports]) {
+        let (now, world_size) = (clock::now(), self.world_size());
+        for reports in reports {
+            let age = Duration::from_millis(reports.age_ms);
+            let Some(at) = now.checked_sub(age) else {
+                continue;
+            };
+            let running = convert::header(&reports.running);
+            let bits = reports.ranks.iter().enumerate();
+            let ranks = bits.flat_map(|(byte, bits)| {
+                let set = (0..8).filter(move |bit| bits >> bit & 1 == 1);
+                set.map(move |bit| 8 * byte + bit)
+            });
+            let others = ranks.filter(|rank| ![self.rank, from].contains(rank));
+            let told = Report {
+                at,
+                running,
+                completed: reports.completed,
+            };
+            self.status
+                .note_peers(others.take_while(|rank| *rank < world_size), told);
+        }
     }
 }
 

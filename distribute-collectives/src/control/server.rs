@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::io;
 use std::net::TcpListener;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -13,8 +12,8 @@ use distribute_net::exchange;
 use distribute_net::handshake::{Authenticated, Hello, Listener, Purpose};
 use distribute_net::peers::{self, Connection, ConnectionGuard};
 use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::{Grpc, NamedService, StreamingService};
@@ -28,23 +27,8 @@ use crate::control::generated::envelope::Message;
 use crate::control::generated::{Envelope, RankAddress, Redirect};
 use crate::control::handshake::{self, HandshakeFailure, Origin, STEP_TIMEOUT};
 use crate::control::membership::{self, Membership, QUEUE, Sender};
+use crate::control::outbound::{Outbound, telling_of_room};
 use crate::control::{JOIN_PATH, SERVICE_NAME};
-
-/// What is sent on a stream.
-pub(super) type Outbound = Pin<Box<dyn Stream<Item = Result<Envelope, Status>> + Send>>;
-
-/// What is queued for a neighbour. Whenever it reads, there may be room for news.
-pub(super) fn telling_of_room(
-    shared: &Arc<Membership>,
-    receiver: mpsc::Receiver<Result<Envelope, Status>>,
-) -> Outbound {
-    let shared = shared.clone();
-    let reading = ReceiverStream::new(receiver).map(move |message| {
-        shared.note_room();
-        message
-    });
-    Box::pin(reading)
-}
 
 /// The connection that a request came over.
 type Info = Arc<ConnectionGuard>;

@@ -25,32 +25,6 @@ const MESSAGE_BYTES: usize = 32 << 10;
 /// What the fields of an entry take beside its texts.
 const ENTRY_BYTES: usize = 64;
 
-/// What a neighbour was told.
-#[derive(Debug, Default)]
-pub(super) struct Told {
-    /// Ranks that are on this side.
-    members: FixedBitSet,
-    /// Ranks that have said goodbye.
-    left: FixedBitSet,
-    /// By the number of a gathering: the ranks whose part it has.
-    parts: std::collections::BTreeMap<u64, FixedBitSet>,
-}
-
-impl Told {
-    pub(super) fn nothing(world_size: usize) -> Told {
-        Told {
-            members: FixedBitSet::with_capacity(world_size),
-            left: FixedBitSet::with_capacity(world_size),
-            parts: Default::default(),
-        }
-    }
-
-    /// Forgets gatherings before this one.
-    fn forget_parts_before(&mut self, number: u64) {
-        self.parts = self.parts.split_off(&number);
-    }
-}
-
 impl Membership {
     /// Tells the neighbours what they lack. `all` says whether children are told of ranks that
     /// have come while others are missing.

@@ -80,6 +80,18 @@ impl Topology {
     }
 }
 
+/// The ranks on other hosts than this one; where all ranks have the same, each one is a host.
+pub(super) fn elsewhere<'a>(hosts: &[&'a str], own: usize) -> Vec<(usize, Option<&'a str>)> {
+    let others = || (0..hosts.len()).filter(|rank| *rank != own);
+    let away = others().filter(|rank| hosts[*rank] != hosts[own]);
+    let away: Vec<_> = away.map(|rank| (rank, Some(hosts[rank]))).collect();
+    if away.is_empty() {
+        others().map(|rank| (rank, None)).collect()
+    } else {
+        away
+    }
+}
+
 /// Most neighbours of a rank.
 pub(crate) fn neighbours_max(arity: usize) -> usize {
     2 * arity + 1

@@ -14,6 +14,7 @@ use crate::control::generated::Heartbeat;
 use crate::control::generated::envelope::Message;
 use crate::control::membership::{Link, Membership, Phase, State};
 use crate::control::silence::{Rules, Verdict};
+use crate::control::topology::elsewhere;
 use crate::control::{clock, convert, probe, process, reports};
 use crate::error::CollectiveError;
 use crate::failure::FailureKind;
@@ -117,7 +118,7 @@ fn rules(shared: &Membership, link: &Link) -> Rules {
 
 /// Whether it is this rank's host that is cut off.
 fn is_cut_off(shared: &Membership, state: &State, now: Instant) -> bool {
-    let hosts = hosts(shared);
+    let hosts = shared.hosts();
     let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
     hears_of_no_other_host(&hosts, shared.rank, |rank| {
         let link = state.links.get(&rank).filter(|link| !link.left);
@@ -125,24 +126,6 @@ fn is_cut_off(shared: &Membership, state: &State, now: Instant) -> bool {
         let witness = answered.map(|answered| answered.is_none());
         link.map_or(witness, |link| Some(nearly_silent(shared, link, now)))
     })
-}
-
-/// The host of each rank.
-pub(super) fn hosts(shared: &Membership) -> Vec<String> {
-    let ranks = 0..shared.world_size();
-    ranks.map(|rank| shared.host(rank)).collect()
-}
-
-/// The ranks on other hosts than this one; where all ranks have the same, each one is a host.
-pub(super) fn elsewhere<'a>(hosts: &[&'a str], own: usize) -> Vec<(usize, Option<&'a str>)> {
-    let others = || (0..hosts.len()).filter(|rank| *rank != own);
-    let away = others().filter(|rank| hosts[*rank] != hosts[own]);
-    let away: Vec<_> = away.map(|rank| (rank, Some(hosts[rank]))).collect();
-    if away.is_empty() {
-        others().map(|rank| (rank, None)).collect()
-    } else {
-        away
-    }
 }
 
 /// Whether nothing comes from any other host that is listened to, though there are two at least:
@@ -264,15 +247,6 @@ pub(super) fn send_departure(shared: &Membership) {
     if let Some(failure) = shared.status.reported_departure() {
         let notice = convert::notice(shared.rank, &failure);
         shared.state().send_to_all(&Message::Notice(notice));
-    }
-}
-
-/// Tells a neighbour of the first failure that has come after it was told to all.
-pub(super) fn repeat_first_failure(shared: &Membership, to: usize) {
-    if let Some(failure) = shared.status.first_failure()
-        && let Some(link) = shared.state().links.get(&to)
-    {
-        link.send(Message::Notice(convert::notice(shared.rank, &failure)));
     }
 }
 

@@ -128,8 +128,8 @@ impl ProcessGroupOptions {
 }
 
 /// The connections that a rank is sure to need: one to each neighbour in the tree of the control
-/// plane, and the lanes that its algorithm uses. Ranks that share memory have no lanes, and which ones do is
-/// not known before they have met.
+/// plane, and the lanes that its algorithm uses. Ranks that share memory have no lanes, and which
+/// ones do is not known before they have met.
 pub(super) fn connections(options: &ProcessGroupOptions) -> u64 {
     connections_with(options, options.group.algorithm)
 }

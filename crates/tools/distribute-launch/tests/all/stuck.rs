@@ -53,7 +53,13 @@ fn sleep_as_root(folder: &Path) -> Option<String> {
 /// The program of the command, run by a user without rights.
 fn as_nobody(command: Command) -> Command {
     let mut whole = Command::new("setpriv");
-    whole.args(["--reuid", UNPRIVILEGED, "--regid", UNPRIVILEGED, "--clear-groups"]);
+    whole.args([
+        "--reuid",
+        UNPRIVILEGED,
+        "--regid",
+        UNPRIVILEGED,
+        "--clear-groups",
+    ]);
     whole.arg(command.get_program());
     whole
 }
