@@ -52,6 +52,10 @@ pub(crate) struct Peer {
     pub(crate) rank: usize,
     /// The address of the rank in the list.
     pub(crate) address: String,
+    #[cfg_attr(
+        not(any(test, feature = "shm")),
+        expect(dead_code, reason = "only ranks that share memory need it")
+    )]
     pub(crate) announcement: Announcement,
 }
 
