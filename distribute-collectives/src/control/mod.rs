@@ -1,12 +1,12 @@
 //! The control plane: ranks find each other, watch each other and tell each other what went wrong.
 //!
 //! Every rank of a group of processes has one: a thread with a gRPC server on the rank's address
-//! and one stream to each of its neighbours in a tree (see [`topology`] and
+//! and one stream to each of its neighbours in a tree (see `topology` and
 //! `proto/control.proto`). The thread only moves small messages, so that it answers in time also
 //! while all cores compute.
 //!
-//! What all ranks must know each rank passes on to its other neighbours ([`spread`], [`reports`],
-//! [`watch`]): who is there, small values, what went wrong, who has left. A rank that is lost is
+//! What all ranks must know each rank passes on to its other neighbours (`spread`, `reports`,
+//! `watch`): who is there, small values, what went wrong, who has left. A rank that is lost is
 //! found by its neighbours, all of them at the same time, whatever its place in the tree; no rank
 //! waits for a chain of others. When a rank leaves, its children connect to its parent.
 //!
