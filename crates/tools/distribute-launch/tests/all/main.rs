@@ -12,5 +12,4 @@ mod leaks;
 mod progress;
 mod slow;
 mod stuck;
-mod tree;
 mod trust;
