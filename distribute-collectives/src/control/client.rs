@@ -37,7 +37,8 @@ const LOOK_UP_AFTER: Duration = Duration::from_millis(500);
 const LOOK_UP_MAX: usize = 64;
 /// How long a rank tries its parent before it tries the parent of that too, and so on.
 const CLIMB_AFTER: Duration = Duration::from_secs(1);
-/// How long a rank whose parent has left waits before it connects to another one.
+/// How long a rank whose parent has left waits before it connects to another one: mostly all ranks
+/// leave together, and none is needed. Without it a rank would only dial in vain.
 const SUCCESSION_PAUSE: Duration = Duration::from_millis(30);
 /// How many ranks it tries.
 const SUCCESSORS_MAX: usize = 16;

@@ -19,8 +19,8 @@ use crate::control::{clock, convert, probe, process, reports};
 use crate::error::CollectiveError;
 use crate::failure::FailureKind;
 
-/// The pause between two messages with news: long enough for those of many children to travel on
-/// together, short beside the time that a connection takes.
+/// The pause between two messages with news: the news of many children travel on in one message.
+/// Nothing waits for it to be right; a connection takes longer.
 const NEWS_PAUSE: Duration = Duration::from_millis(2);
 /// For how long after a question heartbeats follow each other quickly, and how quickly.
 const URGENT_TIME: Duration = Duration::from_secs(1);

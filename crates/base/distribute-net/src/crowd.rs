@@ -108,7 +108,7 @@ pub(crate) enum Room {
 /// Whether more may be read of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum More {
-    /// At most so many bytes; [`Crowd::settle`] says how many it were.
+    /// At most this number of bytes; [`Crowd::settle`] takes the number that was read.
     Granted(usize),
     /// It has sent all that it may.
     TooMuch,
@@ -359,7 +359,7 @@ impl<T> Crowd<T> {
         More::Wait(draw(&candidates, chance))
     }
 
-    /// Of the bytes that were granted only so many were read.
+    /// Takes back the bytes that were `granted` and not `read`.
     pub(crate) fn settle(&mut self, id: Id, granted: usize, read: usize) {
         let settled = |all: usize| (all + read).saturating_sub(granted);
         self.change(id, |entry| entry.read = settled(entry.read));

@@ -459,7 +459,7 @@ impl Simulation {
         }
     }
 
-    /// One round of attempts to find a parent, as those of `find_parent` and `keep_attached`.
+    /// One round of attempts to find a parent, like a round of `find_parent` or `keep_attached`.
     fn attach(&mut self, rank: usize) {
         let shared = self.ranks[rank].shared.clone();
         let own = &self.ranks[rank];

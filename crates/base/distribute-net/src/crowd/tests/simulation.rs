@@ -138,7 +138,7 @@ impl Port {
         }
     }
 
-    /// Reads so many bytes, or less if there is no room.
+    /// Reads this number of bytes, or fewer if there is no room.
     fn read(&mut self, id: Id, mut bytes: usize) -> bool {
         while bytes > 0 {
             match self.crowd.reserve(id, bytes, self.chance.next()) {
