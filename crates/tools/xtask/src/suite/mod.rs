@@ -6,11 +6,18 @@
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 
 use serde_json::Value;
 
+use self::results::{Counts, Failure, Failures, Filter, told};
 use crate::cargo::{cargo, cargo_command, finish};
+
+mod results;
+
+/// The most tests that run once more, alone, after they have failed beside others. Deadlines of
+/// real processes can pass on a busy machine; what breaks more tests is no matter of load.
+const MOST_AGAIN: usize = 3;
 
 /// Test programs that compute for most of their time: they are not called `all`, as other
 /// crates' programs are. They give way to the others, whose deadlines are shorter, but not without
@@ -50,13 +57,51 @@ pub fn run(root: &Path) -> Result<String, String> {
     let base = format!("test --workspace --features {}", features.join(","));
     finish(&mut cargo_command(root, &format!("{base} --no-run")))?;
     let lanes = Lanes::of(&base, &programs)?;
-    let of_lanes = std::thread::scope(|scope| {
+    let runs = std::thread::scope(|scope| {
         let computing = scope.spawn(|| run_lane(root, &lanes.computing, true));
-        let waiting = run_lane(root, &lanes.waiting, false);
-        let computing = computing.join().map_err(|_| "a lane of tests panicked")?;
-        Ok::<_, String>(waiting?.and(&computing?))
+        let mut runs = run_lane(root, &lanes.waiting, false)?;
+        runs.extend(computing.join().map_err(|_| "a lane of tests panicked")??);
+        Ok::<_, String>(runs)
     })?;
-    counts.and(&of_lanes).verdict()
+    verdict(root, counts, runs)
+}
+
+/// Adds the results up. A few tests that failed run once more, with nothing beside them; the
+/// verdict names those that pass now, and one that fails again is a failure.
+fn verdict(root: &Path, skipped: Counts, runs: Vec<Run>) -> Result<String, String> {
+    let failed: usize = runs.iter().map(|run| run.failures.len()).sum();
+    let (mut counts, mut bad, mut flaky) = (skipped, Vec::new(), Vec::new());
+    for run in runs {
+        if run.passed() {
+            counts = counts.and(&run.counts);
+        } else if failed <= MOST_AGAIN && run.can_run_again() && passes_alone(root, &run)? {
+            flaky.extend(run.failures.iter().map(|test| test.name.clone()));
+            counts = counts.and(&run.counts.with_passed(&run.failures));
+        } else {
+            bad.push(run.failure());
+        }
+    }
+    if !bad.is_empty() {
+        return Err(bad.join("\n"));
+    }
+    let note = counts.verdict()?;
+    if flaky.is_empty() {
+        return Ok(note);
+    }
+    Ok(format!(
+        "{note}; FAILED BESIDE OTHERS, passed alone: {}",
+        flaky.join(", ")
+    ))
+}
+
+/// Runs the tests that failed once more, one after the other.
+fn passes_alone(root: &Path, run: &Run) -> Result<bool, String> {
+    say!("\ncheck: once more, alone:\n{}", told(&run.failures));
+    let mut command = test_command(root, &run.arguments);
+    command.env("RUST_TEST_THREADS", "1").arg("--exact");
+    command.args(run.failures.iter().map(|test| &test.name));
+    let again = run_tests(command, &run.arguments)?;
+    Ok(again.passed() && again.counts.all_passed(run.failures.len()))
 }
 
 /// Whether programs can be built with the system's MPI: a package that only starts them brings
@@ -151,32 +196,29 @@ fn words(list: &Value) -> impl Iterator<Item = &str> {
         .filter_map(Value::as_str)
 }
 
-/// Runs commands one after the other, also after one that failed, and counts their results.
-fn run_lane(root: &Path, commands: &[String], gives_way: bool) -> Result<Counts, String> {
-    let (mut counts, mut failures) = (Counts::default(), Vec::new());
+/// Runs commands one after the other, also after one that failed.
+fn run_lane(root: &Path, commands: &[String], gives_way: bool) -> Result<Vec<Run>, String> {
+    let mut runs = Vec::new();
     for arguments in commands {
-        let mut command = cargo_command(
-            root,
-            &format!("{arguments} --no-fail-fast -- --show-output"),
-        );
+        let mut command = test_command(root, arguments);
         // Half of what `cargo test` runs at once, which has one lane.
         command.env("RUST_TEST_THREADS", "4");
-        if arguments.ends_with(SMALL_STEPS) && std::env::var_os(XLA_FLAGS.0).is_none() {
-            command.env(XLA_FLAGS.0, XLA_FLAGS.1);
-        }
         if gives_way {
             command = niced(command);
         }
-        match run_tests(command, arguments) {
-            Ok(more) => counts = counts.and(&more),
-            Err(failure) => failures.push(failure),
-        }
+        runs.push(run_tests(command, arguments)?);
     }
-    if failures.is_empty() {
-        Ok(counts)
-    } else {
-        Err(failures.join("\n"))
+    Ok(runs)
+}
+
+/// The command that runs tests and shows what they print.
+fn test_command(root: &Path, arguments: &str) -> Command {
+    let all = format!("{arguments} --no-fail-fast -- --show-output");
+    let mut command = cargo_command(root, &all);
+    if arguments.ends_with(SMALL_STEPS) && std::env::var_os(XLA_FLAGS.0).is_none() {
+        command.env(XLA_FLAGS.0, XLA_FLAGS.1);
     }
+    command
 }
 
 /// The same command with a third of the weight when processors are wanted by more than there are,
@@ -201,10 +243,35 @@ fn niced(command: Command) -> Command {
     nice
 }
 
+/// What one command of cargo has said about its tests.
+struct Run {
+    arguments: String,
+    status: ExitStatus,
+    counts: Counts,
+    failures: Vec<Failure>,
+}
+
+impl Run {
+    fn passed(&self) -> bool {
+        self.status.success() && self.counts.verdict().is_ok()
+    }
+
+    /// Whether it is known which tests have failed, so that nothing else has.
+    fn can_run_again(&self) -> bool {
+        !self.failures.is_empty() && self.counts.failed_are(&self.failures)
+    }
+
+    fn failure(&self) -> String {
+        let (Ok(note) | Err(note)) = self.counts.verdict();
+        let told = told(&self.failures);
+        format!("cargo {}: {}; {note}\n{told}", self.arguments, self.status)
+    }
+}
+
 /// Runs tests, shows what each program prints when it has ended and counts the results. A test
 /// that passes keeps what it prints to itself, so that is asked for, and of it only what was
 /// skipped is shown.
-fn run_tests(mut command: Command, arguments: &str) -> Result<Counts, String> {
+fn run_tests(mut command: Command, arguments: &str) -> Result<Run, String> {
     let failed = |error: io::Error| format!("cannot run `cargo {arguments}`: {error}");
     let (reader, writer) = io::pipe().map_err(failed)?;
     // One stream, so that the name of a program stands above its results.
@@ -216,12 +283,13 @@ fn run_tests(mut command: Command, arguments: &str) -> Result<Counts, String> {
         .map_err(failed)?;
     // The writing ends that are left belong to the child.
     drop(command);
-    let mut counts = Counts::default();
+    let (mut counts, mut failures) = (Counts::default(), Failures::default());
     let (mut filter, mut block) = (Filter::default(), Vec::new());
     for line in BufReader::new(reader).split(b'\n') {
         let line = line.map_err(failed)?;
         let text = String::from_utf8_lossy(&line);
         counts.read(&text);
+        failures.read(&text);
         if let Some(program) = text.strip_prefix("     Running ") {
             // At once: a reader wants to know it when the program hangs. The line is told again
             // above the program's results, which the other lane's may come before.
@@ -236,13 +304,12 @@ fn run_tests(mut command: Command, arguments: &str) -> Result<Counts, String> {
         }
     }
     print(&mut block).map_err(failed)?;
-    let status = child.wait().map_err(failed)?;
-    let note = counts.verdict()?;
-    if status.success() {
-        Ok(counts)
-    } else {
-        Err(format!("cargo {arguments}: {status}; {note}"))
-    }
+    Ok(Run {
+        arguments: arguments.to_owned(),
+        status: child.wait().map_err(failed)?,
+        counts,
+        failures: failures.into_tests(),
+    })
 }
 
 /// Prints what was held back, in one piece.
@@ -253,144 +320,65 @@ fn print(block: &mut Vec<u8>) -> io::Result<()> {
     shown.flush()
 }
 
-/// Leaves out what tests that passed have printed, but for the reasons why they were skipped.
-#[derive(Debug, Default)]
-struct Filter {
-    of_passed: bool,
-}
-
-impl Filter {
-    fn shows(&mut self, line: &str) -> bool {
-        match line {
-            "successes:" => self.of_passed = true,
-            "failures:" => self.of_passed = false,
-            _ if line.starts_with("test result: ") => self.of_passed = false,
-            _ => {}
-        }
-        !self.of_passed || line.starts_with("SKIPPED")
-    }
-}
-
-/// What the closing lines of all test programs add up to.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Counts {
-    passed: usize,
-    failed: usize,
-    ignored: usize,
-    /// Tests that passed, but said that something they need is missing on this machine.
-    skipped: usize,
-}
-
-impl Counts {
-    fn read(&mut self, line: &str) {
-        if line.starts_with("SKIPPED") {
-            self.skipped += 1;
-        }
-        let Some(results) = line.strip_prefix("test result: ") else {
-            return;
-        };
-        for part in results.split(['.', ';']) {
-            let mut words = part.split_whitespace();
-            let (Some(count), Some(kind)) = (words.next(), words.next()) else {
-                continue;
-            };
-            let count = count.parse().unwrap_or(0);
-            match kind {
-                "passed" => self.passed += count,
-                "failed" => self.failed += count,
-                "ignored" => self.ignored += count,
-                _ => {}
-            }
-        }
-    }
-
-    /// The results of both.
-    fn and(&self, other: &Self) -> Self {
-        Self {
-            passed: self.passed + other.passed,
-            failed: self.failed + other.failed,
-            ignored: self.ignored + other.ignored,
-            skipped: self.skipped + other.skipped,
-        }
-    }
-
-    fn verdict(&self) -> Result<String, String> {
-        let Self {
-            passed,
-            failed,
-            ignored,
-            skipped,
-        } = self;
-        let note = format!(
-            "{passed} passed, {failed} failed, {ignored} ignored, {skipped} skipped with a reason"
-        );
-        // Nothing ran: the output changed its form, or the build failed.
-        if passed + failed == 0 {
-            Err("no test ran".to_owned())
-        } else {
-            Ok(note)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
-    use super::{Counts, Filter, Lanes, programs_of};
+    use super::{Counts, Lanes, programs_of, run_lane, verdict};
 
-    #[test]
-    fn results_of_all_test_programs_are_added() {
-        let mut counts = Counts::default();
-        for line in [
-            "running 3 tests",
-            "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; \
-             finished in 0.01s",
-            "SKIPPED: no plugin found",
-            "test result: FAILED. 1 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out",
-        ] {
-            counts.read(line);
+    /// Runs the tests of a crate with this library, as a lane.
+    fn verdict_of(library: &str) -> Result<String, String> {
+        let root = tempfile::tempdir().expect("a directory");
+        let manifest = "[package]\nname = \"tried\"\nedition = \"2024\"\n[workspace]\n";
+        let source = root.path().join("src");
+        std::fs::create_dir(&source).expect("a directory");
+        std::fs::write(root.path().join("Cargo.toml"), manifest).expect("a file");
+        std::fs::write(source.join("lib.rs"), library).expect("a file");
+        let runs = run_lane(root.path(), &["test --offline --lib".to_owned()], false)?;
+        verdict(root.path(), Counts::default(), runs)
+    }
+
+    /// Fails when it runs for the first time, in the crate's directory.
+    const FLAKY: &str = "#[test] fn flaky() {
+        if !std::path::Path::new(\"ran\").exists() {
+            std::fs::write(\"ran\", \"\").unwrap();
+            panic!(\"too late\");
         }
-        assert_eq!(
-            counts,
-            Counts {
-                passed: 4,
-                failed: 2,
-                ignored: 1,
-                skipped: 1
+    }";
+    const BAD: &str = "#[test] fn bad() { println!(\"a detail\"); panic!(\"wrong\"); }";
+
+    #[test]
+    fn a_test_that_passes_alone_is_named_and_one_that_fails_again_is_a_failure() {
+        let note = verdict_of(&format!("{FLAKY} #[test] fn good() {{}}"));
+        let expected = "2 passed, 0 failed, 0 ignored, 0 skipped with a reason; \
+                        FAILED BESIDE OTHERS, passed alone: flaky";
+        assert_eq!(note, Ok(expected.to_owned()));
+        let failed = verdict_of(&format!("{FLAKY} {BAD}")).expect_err("`bad` has failed");
+        assert!(failed.contains("0 passed, 2 failed"), "{failed}");
+        assert!(failed.contains("failed: bad\na detail"), "{failed}");
+    }
+
+    #[test]
+    fn a_program_that_ends_amid_its_tests_does_not_run_again() {
+        let ends = "#[test] fn ends() {
+            if !std::path::Path::new(\"ran\").exists() {
+                std::fs::write(\"ran\", \"\").unwrap();
+                std::process::abort();
             }
-        );
-        let note = "4 passed, 2 failed, 1 ignored, 1 skipped with a reason";
-        assert_eq!(counts.verdict(), Ok(note.to_owned()));
+        }";
+        assert!(verdict_of(ends).is_err());
     }
 
     #[test]
-    fn of_what_passed_tests_print_only_the_skipped_is_shown() {
-        let mut filter = Filter::default();
-        let lines = [
-            "test a ... ok",
-            "successes:",
-            "---- a stdout ----",
-            "a detail",
-            "SKIPPED: no plugin found",
-            "successes:",
-            "    a",
-            "failures:",
-            "---- b stdout ----",
-            "test result: FAILED. 1 passed; 1 failed; 0 ignored",
-            "running 2 tests",
-        ];
-        let shown: Vec<_> = lines
-            .into_iter()
-            .filter(|line| filter.shows(line))
+    fn many_tests_that_fail_do_not_run_again() {
+        let tests: Vec<String> = (0..4)
+            .map(|index| {
+                FLAKY
+                    .replace("flaky", &format!("flaky_{index}"))
+                    .replace("ran", &format!("ran_{index}"))
+            })
             .collect();
-        let expected = [0, 4, 7, 8, 9, 10].map(|index| lines[index]);
-        assert_eq!(shown, expected);
-    }
-
-    #[test]
-    fn no_test_at_all_is_a_failure() {
-        assert_eq!(Counts::default().verdict(), Err("no test ran".to_owned()));
+        assert!(verdict_of(&tests.concat()).is_err());
     }
 
     #[test]
@@ -439,15 +427,5 @@ mod tests {
         programs.remove("tpu");
         let refused = Lanes::of("test -q", &programs);
         assert!(refused.is_err_and(|error| error.contains("`tpu`")));
-    }
-
-    #[test]
-    fn results_of_lanes_are_added() {
-        let (mut one, mut other) = (Counts::default(), Counts::default());
-        one.read("test result: ok. 3 passed; 1 failed; 1 ignored; 0 measured");
-        other.read("test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured");
-        other.read("SKIPPED: no GPU");
-        let note = "7 passed, 1 failed, 1 ignored, 1 skipped with a reason";
-        assert_eq!(one.and(&other).verdict(), Ok(note.to_owned()));
     }
 }
