@@ -1,6 +1,6 @@
 //! Which algorithm runs.
 
-use crate::link_cost::LinkCost;
+use crate::link_cost::{ALL_TO_ALL_MAX, LinkCost};
 use crate::options::{Algorithm, Order};
 
 /// A choice.
@@ -89,12 +89,16 @@ pub(crate) fn explain(order: Order, world_size: usize, topology: &Topology) -> S
             bytes => format!("{algorithm} from {}", size(*bytes)),
         })
         .collect();
+    let words = words.join(", ");
+    if world_size > ALL_TO_ALL_MAX {
+        return format!("{words} (few connections for each of {world_size} ranks)");
+    }
     let source = if topology.is_measured {
         "measured"
     } else {
         "assumed"
     };
-    format!("{} ({source}: {})", words.join(", "), topology.cost)
+    format!("{words} ({source}: {})", topology.cost)
 }
 
 fn size(bytes: usize) -> String {
@@ -217,6 +221,10 @@ mod tests {
             explain(Order::Fast, 4, &topology),
             "direct_exchange, halving_doubling from 64 KiB, ring from 1 MiB \
              (measured: 25 us a step, 2.00 GB/s each way)"
+        );
+        assert_eq!(
+            explain(Order::Fast, 1000, &topology),
+            "halving_doubling (few connections for each of 1000 ranks)"
         );
     }
 }

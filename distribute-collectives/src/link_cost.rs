@@ -5,8 +5,8 @@
 //! what the algorithm computes) are measured when a group is made, by all ranks together, so that
 //! every rank chooses the same algorithm for the same size. Measured are the two algorithms that
 //! sum in canonical order, because only between them does what was measured decide: see
-//! [`select`](crate::auto::select). In a group of more than `ALL_TO_ALL_MAX` ranks that is none of
-//! these but halving_doubling, which has few partners.
+//! [`select`](crate::auto::select). In a group of more than `ALL_TO_ALL_MAX` ranks there is nothing
+//! to decide, so nothing is measured: of the algorithms only halving_doubling has few partners.
 
 #[cfg(feature = "grpc")]
 mod given;
@@ -195,9 +195,8 @@ where
     }
 
     fn agree(&mut self, numbers: &mut [f64]) -> Result<()> {
-        // As the smallest operations that are timed.
-        let algorithm = measure::smallest(self.communicator.world_size());
         let buffers = &mut [numbers.into()];
+        let algorithm = measure::SMALLEST;
         (self.all_reduce)(self.communicator, algorithm, ReduceOp::Max, buffers)
     }
 }

@@ -13,7 +13,7 @@ use crate::engine::{Engine, Member};
 use crate::error::{CollectiveError, Result};
 use crate::gathering;
 use crate::header::OperationHeader;
-use crate::link_cost::LinkCost;
+use crate::link_cost::{ALL_TO_ALL_MAX, LinkCost};
 use crate::operation::OperationKind;
 use crate::options::{Algorithm, GroupOptions, Order, WireType};
 use crate::pieces;
@@ -65,11 +65,15 @@ impl<T: Transport> TransportCommunicator<T> {
     /// Measures what the links cost; all ranks must call it together. [`Algorithm::Auto`] decides
     /// from it afterwards, but never between algorithms that would give other bits. On fast links
     /// it takes some milliseconds, on any other about half a second and some steps: the bytes that
-    /// are sent grow only as long as that is not used up.
+    /// are sent grow only as long as that is not used up. In a group of more than 64 ranks there is
+    /// nothing to decide: nothing is measured, and the result is [`LinkCost::default`].
     ///
     /// # Errors
     /// What an all-reduce returns.
     pub fn measure_links(&mut self) -> Result<LinkCost> {
+        if self.transport.world_size() > ALL_TO_ALL_MAX {
+            return Ok(LinkCost::default());
+        }
         let cost = LinkCost::measure(self, |this, algorithm, op, buffers| {
             let options = this.options.clone();
             // Segments of the size that suits the transport, whatever was asked for. In canonical
@@ -86,19 +90,16 @@ impl<T: Transport> TransportCommunicator<T> {
         Ok(cost)
     }
 
-    /// Takes the costs that are known already, or measures them.
+    /// Takes the costs that are known already.
     #[cfg(feature = "grpc")]
-    pub(crate) fn decide(
-        &mut self,
-        known: Option<LinkCost>,
-        ranks_per_host: Option<usize>,
-    ) -> Result<LinkCost> {
-        self.topology.ranks_per_host = ranks_per_host;
-        let Some(cost) = known else {
-            return self.measure_links();
-        };
+    pub(crate) fn know_links(&mut self, cost: LinkCost) {
         (self.topology.cost, self.topology.is_measured) = (cost, true);
-        Ok(cost)
+    }
+
+    /// Ranks per host, when each host has the same number.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn know_hosts(&mut self, ranks_per_host: Option<usize>) {
+        self.topology.ranks_per_host = ranks_per_host;
     }
 
     #[cfg(all(test, feature = "grpc"))]

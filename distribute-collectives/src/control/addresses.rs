@@ -5,6 +5,7 @@
 //! the handshake proves the address like everything else there. Its parent tells the others, as it
 //! tells them that the rank is there. After that there is no difference to a list.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Mutex;
 
@@ -17,9 +18,32 @@ const NOT_KNOWN: &str = "an address that is not known yet";
 
 /// The addresses of all ranks, as far as they are known.
 pub(super) struct Addresses {
-    known: Mutex<Vec<Option<String>>>,
+    known: Mutex<Known>,
     /// By rank, whether the list has the address, so that it need not be told.
     is_listed: Vec<bool>,
+}
+
+/// What is known: the address of each rank, and the ranks at each address. A rank hears of all
+/// others, and for each one asks who else is there.
+#[derive(Default)]
+struct Known {
+    addresses: Vec<Option<String>>,
+    ranks: HashMap<String, Vec<usize>>,
+}
+
+impl Known {
+    fn set(&mut self, rank: usize, address: &str) {
+        let Some(place) = self.addresses.get_mut(rank) else {
+            return;
+        };
+        if let Some(before) = place.replace(address.to_string())
+            && let Some(ranks) = self.ranks.get_mut(&before)
+        {
+            ranks.retain(|other| *other != rank);
+        }
+        let ranks = self.ranks.entry(address.to_string()).or_default();
+        ranks.push(rank);
+    }
 }
 
 impl Addresses {
@@ -35,8 +59,17 @@ impl Addresses {
             *place = Some(told.to_string());
             is_listed[own] = false;
         }
+        let mut known = Known {
+            addresses: vec![None; listed.len()],
+            ..Known::default()
+        };
+        for (rank, address) in listed.iter().enumerate() {
+            if let Some(address) = address {
+                known.set(rank, address);
+            }
+        }
         Addresses {
-            known: Mutex::new(listed),
+            known: Mutex::new(known),
             is_listed,
         }
     }
@@ -48,7 +81,7 @@ impl Addresses {
     /// The address of a rank, if it is known.
     pub(super) fn get(&self, rank: usize) -> Option<String> {
         let known = unpoisoned(self.known.lock());
-        known.get(rank).cloned().flatten()
+        known.addresses.get(rank).cloned().flatten()
     }
 
     /// The address of a rank in words.
@@ -63,21 +96,16 @@ impl Addresses {
 
     /// Notes where a rank listens that is not listed.
     pub(super) fn learn(&self, rank: usize, address: &str) {
-        if self.is_listed(rank) {
-            return;
-        }
-        if let Some(place) = unpoisoned(self.known.lock()).get_mut(rank) {
-            *place = Some(address.to_string());
+        if !self.is_listed(rank) {
+            unpoisoned(self.known.lock()).set(rank, address);
         }
     }
 
-    /// The other rank, of `ranks`, that listens where this one says it listens.
-    pub(super) fn rank_at(
-        &self,
-        address: &str,
-        mut ranks: impl Iterator<Item = usize>,
-    ) -> Option<usize> {
-        ranks.find(|rank| self.get(*rank).as_deref() == Some(address))
+    /// The lowest of the ranks at this address that are wanted.
+    pub(super) fn rank_at(&self, address: &str, wanted: impl Fn(usize) -> bool) -> Option<usize> {
+        let known = unpoisoned(self.known.lock());
+        let ranks = known.ranks.get(address)?.iter().copied();
+        ranks.filter(|rank| wanted(*rank)).min()
     }
 }
 
@@ -112,8 +140,11 @@ mod tests {
         assert_eq!(addresses.get(1), text("b:2"));
         addresses.learn(1, "b:4");
         assert_eq!(addresses.get(1), text("b:4"));
-        assert_eq!(addresses.rank_at("b:4", 0..3), Some(1));
-        assert_eq!(addresses.rank_at("b:4", [0, 2].into_iter()), None);
+        assert_eq!(addresses.rank_at("b:4", |_| true), Some(1));
+        assert_eq!(addresses.rank_at("b:4", |rank| rank != 1), None);
+        assert_eq!(addresses.rank_at("b:2", |_| true), None, "rank 1 was there");
+        addresses.learn(2, "b:4");
+        assert_eq!(addresses.rank_at("b:4", |rank| rank != 1), Some(2));
     }
 
     #[test]

@@ -372,10 +372,8 @@ pub(super) fn refuse_taken(
     rank: usize,
     told: &str,
 ) -> Result<(), HandshakeFailure> {
-    let present = state.present(shared.rank);
-    let is_here = |other: &usize| *other != rank && present.contains(*other);
-    let others = (0..shared.world_size()).filter(is_here);
-    match shared.addresses.rank_at(told, others) {
+    let is_here = |other| other != rank && state.is_present(shared.rank, other);
+    match shared.addresses.rank_at(told, is_here) {
         Some(other) => {
             let reason = format!(
                 "it says that it listens at {told}, where rank {other} is: tell each rank an \
@@ -501,12 +499,9 @@ pub(super) fn register(
     let id = link.id;
     state.next_link += 1;
     state.links.insert(rank, link);
-    // What was told to all before it came.
-    let is_told = state.failure_sent;
     drop(state);
-    if is_told {
-        shared.repeat_first_failure(rank);
-    }
+    // What was told to all before it came.
+    shared.tell_first_failure();
     shared.tell_news();
     Ok(id)
 }

@@ -100,6 +100,8 @@ pub(super) struct Member {
 /// What a neighbour was told.
 #[derive(Debug, Default)]
 pub(super) struct Told {
+    /// The first failure of the group.
+    pub(super) failure: bool,
     /// Ranks that are on this side.
     pub(super) members: FixedBitSet,
     /// Ranks that have said goodbye.
@@ -111,6 +113,7 @@ pub(super) struct Told {
 impl Told {
     pub(super) fn nothing(world_size: usize) -> Told {
         Told {
+            failure: false,
             members: FixedBitSet::with_capacity(world_size),
             left: FixedBitSet::with_capacity(world_size),
             parts: BTreeMap::new(),
@@ -268,8 +271,8 @@ pub(super) struct State {
     pub(super) witnesses: BTreeMap<usize, Option<Instant>>,
     /// Streams that were turned away and still carry the reason to their peers.
     pub(super) turned_away: usize,
-    /// The peers know of the first failure.
-    pub(super) failure_sent: bool,
+    /// The first failure was logged.
+    pub(super) failure_logged: bool,
     /// When the others were told last what this process lost, and what it has lost since then.
     pub(super) last_heartbeat: Instant,
     pub(super) lost: Duration,
@@ -334,7 +337,7 @@ impl State {
             urgent_until: None,
             witnesses: BTreeMap::new(),
             turned_away: 0,
-            failure_sent: false,
+            failure_logged: false,
             last_heartbeat: clock::now(),
             lost: Duration::ZERO,
         }
@@ -402,6 +405,12 @@ impl State {
             present.union_with(&link.behind);
         }
         present
+    }
+
+    /// Whether a rank is one of [`present`](Self::present).
+    pub(super) fn is_present(&self, own: usize, rank: usize) -> bool {
+        let mut links = self.open_links().filter(|link| !link.gave_up());
+        rank == own || links.any(|link| link.behind.contains(rank))
     }
 
     /// The other neighbours of a neighbour, as far as is known.
@@ -649,15 +658,6 @@ impl Membership {
         state.welcome(rank);
         drop(state);
         self.tell_news();
-    }
-
-    /// Tells a neighbour of the first failure that has come after it was told to all.
-    pub(super) fn repeat_first_failure(&self, to: usize) {
-        if let Some(failure) = self.status.first_failure()
-            && let Some(link) = self.state().links.get(&to)
-        {
-            link.send(Message::Notice(convert::notice(self.rank, &failure)));
-        }
     }
 
     /// Notes that a neighbour reads: there may be room for what had none.

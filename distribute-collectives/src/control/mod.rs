@@ -18,6 +18,7 @@ mod client;
 mod clock;
 pub(crate) mod convert;
 mod detour;
+mod first_failure;
 mod gather;
 #[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
 #[rustfmt::skip]

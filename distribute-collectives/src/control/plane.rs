@@ -511,7 +511,7 @@ fn unproven_claim_error(
 /// Whether this rank would know if that one had come: all ranks tell rank 0, which tells all. As
 /// long as this rank does not hear of rank 0, it only knows of the ranks that it dials.
 fn could_hear_of(shared: &Membership, state: &State, rank: usize) -> bool {
-    let hears_of_rank_0 = state.present(shared.rank).contains(0);
+    let hears_of_rank_0 = state.is_present(shared.rank, 0);
     let has_dialled = || state.last[rank].reason != NOT_CONNECTED;
     hears_of_rank_0 || !state.last[0].waited_for.is_empty() || rank == 0 || has_dialled()
 }
@@ -590,7 +590,7 @@ pub(super) fn waited_for(error: &CollectiveError) -> Vec<u32> {
 
 /// Tells the others what went wrong, if something did, and says goodbye.
 pub(super) fn say_goodbye(shared: &Membership, reason: String, waited_for: Vec<u32>) {
-    watch::send_first_failure(shared);
+    shared.tell_first_failure();
     watch::send_departure(shared);
     shared.spread(true);
     let mut state = shared.state();

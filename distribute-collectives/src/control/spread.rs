@@ -29,6 +29,8 @@ impl Membership {
     /// Tells the neighbours what they lack. `all` says whether children are told of ranks that
     /// have come while others are missing.
     pub(super) fn spread(&self, all: bool) {
+        // Before which ranks have left: a rank that ends because of a failure is not its cause.
+        self.tell_first_failure();
         if !self.state().spread(self.rank, &self.addresses, all) {
             self.is_behind.store(true, Ordering::Relaxed);
         }
@@ -66,7 +68,7 @@ impl Membership {
             let reason = gone.reason;
             return self.record_failure(FailureKind::Lost { rank, reason });
         }
-        if !state.present(self.rank).contains(rank) {
+        if !state.is_present(self.rank, rank) {
             let waited_for = gone.waited_for.iter().map(|rank| *rank as usize);
             let missing = MissingReason {
                 reason: gone.reason,

@@ -42,6 +42,7 @@ pub(super) async fn keep_watch(shared: Arc<Membership>) {
 /// compute since the last one: it says nothing about its peers, and what they sent waits in the
 /// sockets.
 pub(super) fn check_heartbeats(shared: &Membership, lost: Duration) -> Instant {
+    shared.tell_first_failure();
     let now = clock::now();
     let mut state = shared.state();
     state.lost += lost;
@@ -225,7 +226,7 @@ pub(super) async fn spread_news(shared: Arc<Membership>) {
 pub(super) async fn spread_failures(shared: Arc<Membership>, reporter: HealthReporter) {
     loop {
         shared.failed.notified().await;
-        if send_first_failure(&shared) {
+        if shared.tell_first_failure() {
             report(&reporter, ServingStatus::NotServing).await;
         }
         // Under the lock, so that no thread misses it between its look and its sleep.
@@ -248,21 +249,6 @@ pub(super) fn send_departure(shared: &Membership) {
         let notice = convert::notice(shared.rank, &failure);
         shared.state().send_to_all(&Message::Notice(notice));
     }
-}
-
-/// Sends the first failure to all neighbours, who tell theirs, unless that was done. Returns
-/// whether there is one.
-pub(super) fn send_first_failure(shared: &Membership) -> bool {
-    let Some(failure) = shared.status.first_failure() else {
-        return false;
-    };
-    let notice = convert::notice(shared.rank, &failure);
-    let mut state = shared.state();
-    if !std::mem::replace(&mut state.failure_sent, true) {
-        tracing::warn!(rank = shared.rank, %failure, "the group failed");
-        state.send_to_all(&Message::Notice(notice));
-    }
-    true
 }
 
 #[cfg(test)]

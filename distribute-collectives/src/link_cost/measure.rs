@@ -7,7 +7,7 @@
 //! slowest rank.
 
 use crate::error::Result;
-use crate::link_cost::{ALL_TO_ALL_MAX, HALVING_DOUBLING_SHARE, LinkCost, steps_and_traffic};
+use crate::link_cost::{LinkCost, steps_and_traffic};
 use crate::options::Algorithm;
 
 /// What the operations may take that are timed for the latency, in seconds, beyond the first ones.
@@ -56,42 +56,30 @@ fn shortest(
     Ok(shortest)
 }
 
-/// The algorithm of the smallest operations: one step, or few partners in a big group.
-pub(super) fn smallest(world_size: usize) -> Algorithm {
-    if world_size > ALL_TO_ALL_MAX {
-        Algorithm::HalvingDoubling
-    } else {
-        Algorithm::DirectExchange
-    }
-}
+/// The algorithm of the smallest operations, in one step.
+pub(super) const SMALLEST: Algorithm = Algorithm::DirectExchange;
 
 /// Measures what the links cost. All ranks call it together and get the same result.
 pub(super) fn measure(links: &mut impl Links, world_size: usize) -> Result<LinkCost> {
-    let smallest = smallest(world_size);
-    let (steps, _) = steps_and_traffic(smallest, world_size);
+    let (steps, _) = steps_and_traffic(SMALLEST, world_size);
     // The first operation waits for the last rank to come.
-    links.time(smallest, 0)?;
-    let first = links.time(smallest, 0)?;
+    links.time(SMALLEST, 0)?;
+    let first = links.time(SMALLEST, 0)?;
     let mut agreed = [first];
     links.agree(&mut agreed)?;
     let samples = fitting(LATENCY_SECONDS, agreed[0], LATENCY_SAMPLES_MAX - 1);
-    let mut latency = [shortest(links, smallest, 0, samples, first)? / steps.max(1.0)];
+    let mut latency = [shortest(links, SMALLEST, 0, samples, first)? / steps.max(1.0)];
     links.agree(&mut latency)?;
     let [latency] = latency;
 
     // A byte a second is slow enough, whatever a peer says.
     let bandwidth = |cost: f64| 1.0 / cost.min(1.0);
     let direct = Bandwidth {
-        algorithm: smallest,
+        algorithm: SMALLEST,
         world_size,
         latency,
     };
     let direct_cost = direct.grow(links)?;
-    if smallest == Algorithm::HalvingDoubling {
-        // The others are not asked for: what they would get out of the same wires.
-        let ring = bandwidth(direct_cost) / HALVING_DOUBLING_SHARE;
-        return Ok(LinkCost::from_numbers([latency, ring, ring]));
-    }
     let ring = Bandwidth {
         algorithm: Algorithm::Ring,
         ..direct
@@ -220,7 +208,7 @@ mod tests {
             (150.0, 12.0, 4, 2.0),
             (0.5, 1.25, 4, 0.7),
             (1.0, 125.0, 64, 1.2),
-            (0.1, 1250.0, 1000, 0.3),
+            (0.1, 1250.0, 64, 0.5),
         ];
         for (latency, bandwidth, world_size, limit) in links {
             let mut links = modelled(latency, bandwidth, world_size);
@@ -241,7 +229,7 @@ mod tests {
             (0.1, 1250.0, 4),
             (0.5, 1.25, 4),
             (0.1, 125.0, 8),
-            (0.1, 125.0, 1000),
+            (0.1, 125.0, 64),
         ] {
             let mut links = modelled(latency, bandwidth, world_size);
             let expected = links.cost;
@@ -254,18 +242,6 @@ mod tests {
                     expected.direct_exchange_bytes_per_second,
                 );
             assert!(is_near, "{found:?} instead of {expected:?}");
-        }
-    }
-
-    /// Otherwise a group of a thousand would have a million connections before it begins.
-    #[test]
-    fn in_a_big_group_no_rank_speaks_with_all_others() {
-        for (world_size, few) in [(ALL_TO_ALL_MAX, false), (ALL_TO_ALL_MAX + 1, true)] {
-            let mut links = modelled(0.1, 1250.0, world_size);
-            measure(&mut links, world_size).unwrap();
-            let has_few =
-                |(algorithm, _): &(Algorithm, usize)| *algorithm == Algorithm::HalvingDoubling;
-            assert_eq!(links.done.iter().all(has_few), few, "{:?}", links.done);
         }
     }
 

@@ -29,7 +29,8 @@ pub struct ProcessCommunicator {
 
 impl ProcessCommunicator {
     /// What the links were measured to cost when the group was made; `None` where it does not
-    /// matter: in shared memory, or when an algorithm was asked for by name.
+    /// matter: in shared memory, in a group of more than 64 ranks, or when an algorithm was asked
+    /// for by name.
     pub fn link_cost(&self) -> Option<LinkCost> {
         self.link_cost
     }

@@ -12,7 +12,7 @@ use crate::control::ControlPlane;
 use crate::error::{CollectiveError, Result};
 use crate::flight_record::Recorded;
 use crate::grpc::{GrpcTransport, LanePeer, LinkConfig, Links, stall_limit};
-use crate::link_cost::{LinkCost, remembered};
+use crate::link_cost::{ALL_TO_ALL_MAX, LinkCost, remembered};
 use crate::messages::TransportCommunicator;
 use crate::options::Algorithm;
 use crate::process_group::communicator::ProcessCommunicator;
@@ -53,10 +53,12 @@ impl Joining {
         ranks_per_host: Option<usize>,
     ) -> Result<ProcessCommunicator> {
         let group = &self.options.group;
-        let choosing = group.algorithm == Algorithm::Auto && transport.world_size() > 1;
+        let has_choice = (2..=ALL_TO_ALL_MAX).contains(&transport.world_size());
+        let is_choosing = group.algorithm == Algorithm::Auto && has_choice;
         let mut inner = TransportCommunicator::new(transport, group.clone())?;
-        let link_cost = if choosing {
-            Some(inner.decide(self.agreed_link_cost()?, ranks_per_host)?)
+        inner.know_hosts(ranks_per_host);
+        let link_cost = if is_choosing {
+            Some(self.decide(&mut inner)?)
         } else {
             None
         };
@@ -66,6 +68,15 @@ impl Joining {
             tracing::debug!(%error, path = %path.display(), "cannot remember what links cost");
         }
         Ok(self.finish(inner, link_cost))
+    }
+
+    /// The costs that are known already, or else they are measured.
+    fn decide(&self, inner: &mut TransportCommunicator<impl Transport>) -> Result<LinkCost> {
+        let Some(cost) = self.agreed_link_cost()? else {
+            return inner.measure_links();
+        };
+        inner.know_links(cost);
+        Ok(cost)
     }
 
     /// The group as costs of links are remembered for it: what carries the bytes between which

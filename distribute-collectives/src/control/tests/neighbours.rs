@@ -4,8 +4,9 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::simulation::{RANKS, joined_to_rank_0};
+use super::simulation::{RANKS, joined_to_rank_0, with_children};
 use super::*;
+use crate::control::convert;
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{
     Gather, Gone, Goodbye, Heartbeat, Left, Member as MemberMessage, Members, Part, RankAddress,
@@ -122,4 +123,32 @@ proptest! {
         let parts = state.gathers.values().flat_map(|gathering| gathering.parts.iter().flatten());
         prop_assert!(parts.map(Vec::len).sum::<usize>() <= 3 * RANKS * (16 << 10));
     }
+}
+
+/// What a rank ends because of must come before it has left, or it is blamed for that.
+#[test]
+fn a_neighbour_hears_of_a_failure_before_it_hears_who_left_because_of_it() {
+    let (shared, [(_, mut told), (from, _)]) = with_children();
+    shared.spread(true);
+    while told.try_recv().is_ok() {}
+    let failure = Failure::aborted(2, "it had enough");
+    shared.handle(
+        2,
+        from,
+        envelope(Message::Notice(convert::notice(2, &failure))),
+    );
+    shared.handle(2, from, envelope(Message::Ready(Ready {})));
+    shared.handle(2, from, envelope(Message::Goodbye(Goodbye::default())));
+    // Whichever task comes first.
+    shared.spread(false);
+    let told = std::iter::from_fn(|| told.try_recv().ok()).filter_map(|it| it.unwrap().message);
+    let told: Vec<_> = told.collect();
+    let failed = told.iter().position(|it| matches!(it, Message::Notice(_)));
+    let left = told
+        .iter()
+        .position(|it| matches!(it, Message::Members(it) if it.left.iter().any(|it| it.rank == 2)));
+    assert!(
+        failed.is_some() && left.is_some() && failed < left,
+        "{told:?}"
+    );
 }

@@ -19,9 +19,10 @@ use tonic::Status;
 
 use crate::bookkeeping::RunningOperation;
 use crate::communicator::AbortTarget;
+use crate::control::generated::envelope::Message;
 use crate::control::generated::{Announcement, Envelope};
 use crate::control::handshake::{self, Origin};
-use crate::control::membership::{JoinOptions, Membership, Phase, QUEUE};
+use crate::control::membership::{JoinOptions, Membership, Phase, QUEUE, envelope};
 use crate::control::plane::{self, JoinProgress};
 use crate::control::{ARITY, client, clock, probe, silence, watch};
 use crate::error::CollectiveError;
@@ -268,6 +269,23 @@ pub(super) fn joined_to_rank_0(rank: usize) -> (Arc<Membership>, u64) {
     let (own, parent) = (membership(rank), membership(0));
     let link = register(&own, &parent, Some(Default::default())).unwrap();
     (own, link.id)
+}
+
+/// What rank 0 of a group that has formed queues for two of its children: the number of the link
+/// to each one, and what it is told.
+pub(super) type Children = [(u64, mpsc::Receiver<Result<Envelope, Status>>); 2];
+
+/// Rank 0 of a group that has formed, with its children 1 and 2.
+pub(super) fn with_children() -> (Arc<Membership>, Children) {
+    let own = membership(0);
+    let children = [1, 2].map(|child| {
+        let half = register(&own, &membership(child), None).unwrap();
+        let announcement = Message::Announcement(Announcement::default());
+        own.handle(child, half.id, envelope(announcement));
+        (half.id, half.queue.unwrap())
+    });
+    own.state().phase = Phase::Formed;
+    (own, children)
 }
 
 fn membership_of(shape: &Shape, rank: usize) -> Arc<Membership> {
@@ -636,7 +654,6 @@ impl Simulation {
                 }
             }
         }
-        watch::send_first_failure(&shared);
         shared.spread(false);
         self.send(rank);
         self.look_for_a_parent(rank);
