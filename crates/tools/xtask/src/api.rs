@@ -9,7 +9,7 @@ use std::process::Command;
 
 use crate::cargo::{PROGRAMS, cargo_command, finish, output, reading_everything};
 use crate::package;
-use crate::tree::{Member, Tree};
+use crate::tree::{Member, Workspace};
 
 /// The compiler whose rustdoc writes the JSON that `crates/tools/public-interfaces` reads. Other
 /// versions write other texts too.
@@ -24,12 +24,13 @@ const SHOWN: usize = 40;
 
 /// Reads the documentation of all crates, in which no warning may be, and compares the interfaces
 /// with what the repository has of them.
-pub fn check(root: &Path) -> Result<String, String> {
+pub fn check(workspace: &Workspace) -> Result<String, String> {
+    let root = &workspace.root;
     if !is_known_compiler()? {
         finish(documentation(root).env("RUSTDOCFLAGS", "-D warnings"))?;
         return Ok(format!("SKIPPED: the interfaces: needs {COMPILER}x"));
     }
-    let found = listings(root)?;
+    let found = listings(workspace)?;
     let mut problems = Vec::new();
     for (name, text) in &found {
         let file = format!("{FOLDER}/{name}.txt");
@@ -51,11 +52,12 @@ fn documentation(root: &Path) -> Command {
 }
 
 /// Writes them anew.
-pub fn write(root: &Path) -> Result<String, String> {
+pub fn write(workspace: &Workspace) -> Result<String, String> {
+    let root = &workspace.root;
     if !is_known_compiler()? {
         return Err(format!("it needs {COMPILER}x"));
     }
-    let found = listings(root)?;
+    let found = listings(workspace)?;
     let folder = root.join(FOLDER);
     let failed = |error: std::io::Error| format!("{FOLDER}: {error}");
     fs::create_dir_all(&folder).map_err(failed)?;
@@ -121,13 +123,13 @@ fn is_known_compiler() -> Result<bool, String> {
 }
 
 /// One line for each public item of each library, by the name of its crate.
-fn listings(root: &Path) -> Result<BTreeMap<String, String>, String> {
+fn listings(workspace: &Workspace) -> Result<BTreeMap<String, String>, String> {
+    let (root, tree) = (&workspace.root, workspace.tree()?);
     let metadata = output(root, "metadata --format-version 1 --no-deps --offline")?;
     let metadata: serde_json::Value =
         serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
     let target = Path::new(metadata["target_directory"].as_str().unwrap_or("target"));
-    let tree = Tree::read(root)?;
-    let libraries: Vec<&Member> = package::published(&tree)
+    let libraries: Vec<&Member> = package::published(tree)
         .filter(|member| tree.paths.contains(&member.path("src/lib.rs")))
         .collect();
     document(root, target)?;

@@ -8,19 +8,19 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::tidy::{Fences, links};
-use crate::tree::Tree;
+use crate::tree::{Tree, Workspace};
 
 const CONTENTS: &str = "docs/SUMMARY.md";
 
 /// Compares the pages with the table of contents and builds the book, where there is mdBook.
-pub fn run(root: &Path) -> Result<String, String> {
-    let tree = Tree::read(root)?;
-    let mut problems = contents(&tree);
-    problems.extend(untested_programs(&tree));
+pub fn run(workspace: &Workspace) -> Result<String, String> {
+    let (root, tree) = (&workspace.root, workspace.tree()?);
+    let mut problems = contents(tree);
+    problems.extend(untested_programs(tree));
     if !problems.is_empty() {
         return Err(problems.join("\n"));
     }
-    let pages = format!("{} pages", pages(&tree).count());
+    let pages = format!("{} pages", pages(tree).count());
     let version = Command::new("mdbook").arg("--version").output();
     if !version.is_ok_and(|output| output.status.success()) {
         let missing = "building it is SKIPPED: needs `cargo install --locked mdbook`";

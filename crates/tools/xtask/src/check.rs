@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::cargo::{PROGRAMS, cargo, finish, reading_everything};
-use crate::tree::Tree;
+use crate::tree::Workspace;
 use crate::{
     api, book, commits, deny, edges, features, miri, modules, package, suite, tidy, transports,
 };
@@ -48,7 +48,7 @@ struct Step {
     /// What to do when it fails.
     advice: &'static str,
     /// Returns what the summary says about a step that passed, or why it failed.
-    run: fn(&Path) -> Result<String, String>,
+    run: fn(&Workspace) -> Result<String, String>,
 }
 
 const STEPS: [Step; 15] = [
@@ -60,7 +60,7 @@ const STEPS: [Step; 15] = [
     Step {
         name: "commits",
         advice: "say what the commit does, shorter or as an order (`git commit --amend`)",
-        run: commits::run,
+        run: |it| commits::run(&it.root),
     },
     Step {
         name: "book",
@@ -85,7 +85,7 @@ const STEPS: [Step; 15] = [
     Step {
         name: "deny",
         advice: "do without the dependency, or say in deny.toml why it may be there",
-        run: deny::run,
+        run: |it| deny::run(&it.root),
     },
     Step {
         name: "package",
@@ -95,7 +95,7 @@ const STEPS: [Step; 15] = [
     Step {
         name: "fmt",
         advice: "run `cargo fmt --all`",
-        run: |root| cargo(root, "fmt --all --check"),
+        run: |it| cargo(&it.root, "fmt --all --check"),
     },
     Step {
         name: "clippy",
@@ -105,7 +105,7 @@ const STEPS: [Step; 15] = [
     Step {
         name: "transports",
         advice: "put it behind the feature of the transport that needs it",
-        run: transports::run,
+        run: |it| transports::run(&it.root),
     },
     Step {
         name: "doc",
@@ -118,23 +118,23 @@ const STEPS: [Step; 15] = [
         name: "models",
         advice: "the model that fails is named above, with the order of its threads when it runs \
                  with `LOOM_LOG=trace LOOM_LOCATION=1`",
-        run: |root| {
+        run: |it| {
             // The program, which has no library, brings the features that the step `test` has, so
             // that less is built twice.
             let models = "test -p distribute-collectives -p distribute-cli --lib models --features \
                           distribute-collectives/loom,distribute-cli/nccl,distribute-cli/otlp";
-            cargo(root, models)
+            cargo(&it.root, models)
         },
     },
     Step {
         name: "miri",
         advice: "Miri names the access that is undefined behaviour above",
-        run: miri::run,
+        run: |it| miri::run(&it.root),
     },
     Step {
         name: "test",
         advice: "fix the failure above; `cargo test -p CRATE NAME` runs one test",
-        run: suite::run,
+        run: |it| suite::run(&it.root),
     },
 ];
 
@@ -144,12 +144,13 @@ pub fn run(root: &Path, selection: &Selection) -> ExitCode {
         .iter()
         .filter(|step| selection.includes(step))
         .collect();
+    let workspace = Workspace::at(root);
     let mut summary = Vec::new();
     let mut failed = None;
     for step in &steps {
         say!("check: {} ...", step.name);
         let start = Instant::now();
-        let result = (step.run)(root);
+        let result = (step.run)(&workspace);
         let line = summary_line(step.name, &result, start.elapsed());
         say!("check: {line}");
         summary.push(line);
@@ -190,34 +191,34 @@ fn summary_line(name: &str, result: &Result<String, String>, elapsed: Duration) 
     line.trim_end().to_owned()
 }
 
-fn tidy_step(root: &Path) -> Result<String, String> {
-    let tree = Tree::read(root)?;
-    let problems = tidy::problems(&tree);
+fn tidy_step(workspace: &Workspace) -> Result<String, String> {
+    let tree = workspace.tree()?;
+    let problems = tidy::problems(tree);
     let problems = problems.iter().map(ToString::to_string).collect();
     verdict(problems, tree.paths.len(), "files")
 }
 
-fn edges_step(root: &Path) -> Result<String, String> {
-    let tree = Tree::read(root)?;
-    verdict(edges::problems(&tree), tree.members.len(), "crates")
+fn edges_step(workspace: &Workspace) -> Result<String, String> {
+    let tree = workspace.tree()?;
+    verdict(edges::problems(tree), tree.members.len(), "crates")
 }
 
 /// All there is, and what the program is without its default features. The step `test` compiles the
 /// README's first command as it is.
-fn clippy_step(root: &Path) -> Result<String, String> {
+fn clippy_step(workspace: &Workspace) -> Result<String, String> {
     for what in [
         &format!("--workspace --all-targets {PROGRAMS}"),
         "-p distribute-cli --no-default-features",
     ] {
         let command = format!("clippy {what} -- -D warnings");
-        finish(&mut reading_everything(root, &command))?;
+        finish(&mut reading_everything(&workspace.root, &command))?;
     }
     Ok(String::new())
 }
 
-fn modules_step(root: &Path) -> Result<String, String> {
-    let tree = Tree::read(root)?;
-    verdict(modules::problems(&tree), tree.members.len(), "crates")
+fn modules_step(workspace: &Workspace) -> Result<String, String> {
+    let tree = workspace.tree()?;
+    verdict(modules::problems(tree), tree.members.len(), "crates")
 }
 
 fn verdict(problems: Vec<String>, count: usize, what: &str) -> Result<String, String> {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::cargo;
-use crate::tree::Tree;
+use crate::tree::Workspace;
 
 /// Packages with their versions, and the features of each: more than one set where build scripts
 /// and procedural macros resolve another one.
@@ -20,8 +20,8 @@ const BUILD: &str = "normal,build";
 const TEST: &str = "normal,build,dev";
 
 /// Compares what every member resolves, for itself and for its tests, with the whole workspace.
-pub fn run(root: &Path) -> Result<String, String> {
-    let tree = Tree::read(root)?;
+pub fn run(workspace: &Workspace) -> Result<String, String> {
+    let (root, tree) = (&workspace.root, workspace.tree()?);
     let with_tests = cargo_tree(root, "--workspace", TEST)?;
     let without = cargo_tree(root, "--workspace", BUILD)?;
     let whole = resolved(&with_tests);

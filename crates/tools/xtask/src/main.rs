@@ -33,6 +33,8 @@ mod tree;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::tree::Workspace;
+
 const USAGE: &str = "\
 usage: cargo xtask check [--skip-tests | --only-tests | --only STEP]
        cargo xtask api
@@ -70,7 +72,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match parse(&arguments) {
         Ok(Task::Check(selection)) => check::run(&workspace_root(), &selection),
-        Ok(Task::Api) => verdict("api", api::write(&workspace_root())),
+        Ok(Task::Api) => verdict("api", api::write(&Workspace::at(&workspace_root()))),
         Ok(Task::BookLinks(arguments)) => book_links(&arguments),
         Ok(Task::Fuzz(targets, seconds)) => {
             verdict("fuzz", fuzz::run(&workspace_root(), &targets, seconds))
@@ -97,7 +99,7 @@ fn book_links(arguments: &[String]) -> ExitCode {
 }
 
 fn show_modules(name: Option<&str>) -> Result<String, String> {
-    modules::print(&tree::Tree::read(&workspace_root())?, name)
+    modules::print(Workspace::at(&workspace_root()).tree()?, name)
 }
 
 fn verdict(task: &str, outcome: Result<String, String>) -> ExitCode {

@@ -7,7 +7,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use crate::cargo::output;
-use crate::tree::{Member, Tree};
+use crate::tree::{Member, Tree, Workspace};
 
 /// Crates that are of use only inside of this repository.
 const PRIVATE: [&str; 4] = ["example-own-communicator", "examples", "hostile", "xtask"];
@@ -33,10 +33,10 @@ const FILES: [&str; 4] = ["Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README
 const BYTES_MAX: u64 = 10 << 20;
 
 /// Checks all crates, and names the order in which they could be published.
-pub fn run(root: &Path) -> Result<String, String> {
-    let tree = Tree::read(root)?;
-    let mut problems = problems(&tree);
-    let order = match order(&tree) {
+pub fn run(workspace: &Workspace) -> Result<String, String> {
+    let (root, tree) = (&workspace.root, workspace.tree()?);
+    let mut problems = problems(tree);
+    let order = match order(tree) {
         Ok(order) => order,
         Err(circle) => {
             problems.push(circle);

@@ -1,7 +1,8 @@
 //! What the checks look at: the tracked files, parsed once, and the workspace's members.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use proc_macro2::TokenStream;
@@ -57,6 +58,30 @@ pub struct Tree {
     /// Crates with a workspace of their own.
     pub excluded: Vec<Member>,
     pub manifest: toml::Table,
+}
+
+/// The workspace that is checked. Its files are read and parsed once for all steps.
+pub struct Workspace {
+    pub root: PathBuf,
+    tree: OnceCell<Tree>,
+}
+
+impl Workspace {
+    pub fn at(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+            tree: OnceCell::new(),
+        }
+    }
+
+    /// Its files; the first call reads them.
+    pub fn tree(&self) -> Result<&Tree, String> {
+        if let Some(tree) = self.tree.get() {
+            return Ok(tree);
+        }
+        let tree = Tree::read(&self.root)?;
+        Ok(self.tree.get_or_init(|| tree))
+    }
 }
 
 impl Tree {
