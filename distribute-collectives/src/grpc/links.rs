@@ -37,8 +37,10 @@ const PENDING_BYTES: usize = 2 << 20;
 /// asks.
 pub(super) const QUEUED_BYTES: usize = 4 << 20;
 
-/// How long a rank whose connection broke waits for the control plane to say why.
-const FAILURE_REPORT_WAIT: Duration = Duration::from_millis(200);
+/// How long a rank whose connection broke waits for the control plane to say why: it usually knows
+/// at once, and much later where hundreds of ranks share a processor. The rank at the other end may
+/// have ended because of a third one.
+const FAILURE_REPORT_WAIT: Duration = Duration::from_secs(1);
 
 /// How long a rank that leaves waits for the others to take what it has sent.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
