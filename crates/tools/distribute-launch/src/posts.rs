@@ -340,8 +340,12 @@ impl Posts {
 
     /// The launcher joins anew: the relay will say again which hosts are connected.
     pub fn join_anew(&mut self) {
-        self.here.clear();
-        self.instruction = None;
+        self.forget_who_is_here();
+        self.forget_posts();
+    }
+
+    /// The attempt has ended on this host alone; see [`join_anew`](Self::join_anew).
+    pub fn forget_posts(&mut self) {
         self.posts.clear();
     }
 

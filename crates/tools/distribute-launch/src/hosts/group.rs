@@ -10,12 +10,12 @@ use signal_hook::consts::SIGINT;
 
 use crate::error::{LaunchError, Result};
 use crate::events::{Event, Events};
-use crate::hosts::join::Joining;
-use crate::hosts::link::{Delivery, Link};
+use crate::hosts::join::{Dialer, Joining};
+use crate::hosts::link::Link;
 use crate::hosts::outbox::{Farewell, Outbox};
 use crate::hosts::part::Part;
 use crate::hosts::wait::{WaitOutcome, WaitReport};
-use crate::hosts::wire::{Session, Terms, runtime};
+use crate::hosts::wire::{Terms, runtime};
 use crate::job::cluster::{Cluster, Token};
 use crate::job::hosts::Hosts;
 use crate::job::task::{Role, Task};
@@ -94,13 +94,10 @@ impl LauncherGroup {
             return_time,
         } = own;
         let runtime = runtime()?;
-        let session = Session::new()?;
-        let joining = Joining {
+        let mut dialer = Dialer::new(hosts, terms, part)?;
+        let mut joining = Joining {
             runtime: &runtime,
-            hosts,
-            terms,
-            part,
-            session: &session,
+            dialer: &mut dialer,
             received,
             screen,
         };
@@ -111,12 +108,9 @@ impl LauncherGroup {
         };
         let (outbox, own_address) = (Outbox::new(), joined.own_address);
         let link = Link {
-            hosts: hosts.clone(),
-            terms,
-            part,
+            dialer,
             outbox: Arc::clone(&outbox),
-            session,
-            delivery: Delivery::new(events),
+            events: events.clone(),
             return_time,
         };
         threads.spawn("group", move || runtime.block_on(link.run(joined)))?;
@@ -324,8 +318,14 @@ impl LauncherGroup {
         if self.return_time.is_none() {
             return Err(LaunchError::HostLost { host: 0 });
         }
-        self.posts.join_anew();
-        self.outbox.ask_for_return();
+        if self.has_ended_alone {
+            // The relay has been looked for since it was lost, and may have told already who is
+            // here.
+            self.posts.forget_posts();
+        } else {
+            self.posts.join_anew();
+            self.outbox.ask_for_return();
+        }
         Ok(())
     }
 
@@ -610,5 +610,97 @@ impl LauncherGroup {
 impl Drop for LauncherGroup {
     fn drop(&mut self) {
         self.outbox.close(Farewell::Quit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use distribute_net::security::Security;
+
+    use super::*;
+    use crate::job::ports::ReservedPorts;
+    use crate::membership::Counts;
+    use crate::report::console::Console;
+    use crate::report::verdict::Verdict;
+
+    /// Host 1 of two, of which host 0 has the chief, a server and a worker, and this one a worker,
+    /// in an attempt that goes on here while host 0 is looked for.
+    fn staying() -> LauncherGroup {
+        let hosts = Hosts::new(([127, 0, 0, 1], 9000).into(), 2, 1, Security::default());
+        let mut posts = Posts::new(2, false);
+        let first = [Role::Chief, Role::ParameterServer, Role::Worker];
+        let second = [Role::Worker];
+        for (host, roles) in [&first[..], &second[..]].into_iter().enumerate() {
+            let tasks: Vec<Task> = roles
+                .iter()
+                .map(|role| Task {
+                    role: *role,
+                    index: 0,
+                })
+                .collect();
+            let ports = ReservedPorts::new(tasks.len(), Ipv4Addr::LOCALHOST.into()).unwrap();
+            let ready = PostBody::Ready(String::new(), Cluster::with_ports(&ports, &tasks));
+            posts.record(post(host, ready)).unwrap();
+        }
+        let mut group = LauncherGroup {
+            hosts,
+            outbox: Outbox::new(),
+            told: Mutex::default(),
+            own_address: Ipv4Addr::LOCALHOST.into(),
+            is_cut_off: false,
+            return_time: Some(Duration::from_secs(60)),
+            is_staying: false,
+            has_ended_alone: false,
+            posts,
+            membership: None,
+            leaving: None,
+            dropped: None,
+            nonce: Token::random().unwrap(),
+        };
+        assert!(group.continue_without_relay());
+        group
+    }
+
+    fn post(host: usize, item: PostBody) -> Post {
+        let restart = 0;
+        Post {
+            host,
+            restart,
+            item,
+        }
+    }
+
+    /// The relay says first that host 0 is there, then that this host is. Between the two the
+    /// attempt ends on this host.
+    #[test]
+    fn what_a_relay_that_is_found_again_has_told_counts_when_the_attempt_ends_alone() {
+        let mut group = staying();
+        group.record(post(0, PostBody::Came)).unwrap();
+        let plan = Plan {
+            start: 1,
+            places: [(0, vec![0]), (1, vec![0])].into(),
+            counts: Counts::default(),
+        };
+        let (events, received) = crate::events::channel(1);
+        let (_events, nothing) = crate::events::channel(1);
+        let told = [
+            post(1, PostBody::Came),
+            post(0, PostBody::Plan(plan.clone())),
+        ];
+        for post in told {
+            events.try_send(Event::Post(Box::new(post)));
+        }
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let mut console = Console::new(&mut stdout, &mut stderr);
+        let next = Screen::run(&mut console, |screen| {
+            let ended = AttemptResult::new(Verdict::Preempted, Vec::new());
+            group.gather(ended, Duration::ZERO, &nothing, screen)?;
+            group.next(None, &received, screen)
+        });
+        assert!(matches!(next, Ok(WaitOutcome::Done(Instruction::Start(next))) if next == plan));
+        group.posts.begin_plan(&plan);
+        assert!(!group.posts.has_lost(), "all of its hosts are there");
     }
 }

@@ -1,8 +1,9 @@
 //! How a launcher becomes a member of the group: it connects to the relay and proves itself, again
-//! and again until its deadline.
+//! and again until its deadline. The relay says to which other launcher it is to connect, if the
+//! job has many hosts.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -16,9 +17,12 @@ use tokio::time::timeout;
 
 use crate::error::{LaunchError, Result};
 use crate::events::Event;
+use crate::hosts::inner::Door;
 use crate::hosts::part::Part;
 use crate::hosts::wait::{WaitOutcome, WaitReport};
-use crate::hosts::wire::{Frame, Pace, Session, Settings, Terms, hello, receive, send};
+use crate::hosts::wire::{
+    Frame, Listed, Pace, Parent, Session, Settings, Terms, Welcome, hello, receive, send,
+};
 use crate::job::hosts::Hosts;
 use crate::report::console::Screen;
 
@@ -32,37 +36,48 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// on the way looks like a launcher that does not fit.
 const REFUSALS_MAX: u32 = 5;
 
+/// How many launchers one attempt to join dials besides the relay.
+const PARENTS_MAX: usize = 3;
+
 /// A launcher's attempt to join the group.
 pub struct Joining<'a> {
     pub runtime: &'a Runtime,
-    pub hosts: &'a Hosts,
-    pub terms: Terms,
-    pub part: Part,
-    pub session: &'a Session,
+    pub dialer: &'a mut Dialer,
     pub received: &'a Receiver<Event>,
     pub screen: &'a Screen,
 }
 
-/// A connection to the relay as a member.
+/// What a launcher says when it connects, now and later.
+pub struct Dialer {
+    pub hosts: Hosts,
+    pub terms: Terms,
+    pub part: Part,
+    pub session: Session,
+    /// Where others connect to this launcher.
+    pub door: Option<Door>,
+    /// Whether there can be a door.
+    wants_door: bool,
+}
+
+/// A connection to a parent as a member.
 pub struct Joined {
     pub connection: Connection,
     /// Where the other hosts reach the processes of this one.
     pub own_address: IpAddr,
-    /// The number of posts that the relay has from this launcher.
-    pub received: u64,
+    /// What the relay has said.
+    pub welcome: Welcome,
 }
 
 impl Joining<'_> {
     /// Tries again after a broken connection, which says nothing about whether this launcher fits.
-    pub fn run(&self) -> Result<WaitOutcome<Joined>> {
-        let address = self.hosts.address;
-        let tls = self.hosts.tls()?;
-        let mut report = WaitReport::new(self.hosts.join_timeout);
+    pub fn run(&mut self) -> Result<WaitOutcome<Joined>> {
+        let address = self.dialer.hosts.address;
+        let mut report = WaitReport::new(self.dialer.hosts.join_timeout);
         let mut last = "it has not answered".to_owned();
         let mut refusals = 0;
         let mut not_yet = NotYet::default();
         loop {
-            let source = match self.attempt(tls.as_ref(), &mut report, &last) {
+            let source = match self.attempt(&mut report, &last) {
                 Err(LaunchError::Rendezvous { source, .. }) => source,
                 ended => return ended,
             };
@@ -74,69 +89,66 @@ impl Joining<'_> {
             if refusals == REFUSALS_MAX {
                 return Err(refused(source));
             }
-            if not_yet.is_final(&source, self.terms.pace()) {
+            if not_yet.is_final(&source, self.dialer.terms.pace()) {
                 return Err(refused(source));
             }
             if report.is_over() {
                 return Err(LaunchError::Rendezvous { address, source });
             }
             last = source.to_string();
-            self.log(&mut report, &last)?;
-            if let Some(signal) = self.signal_within(RETRY_PAUSE)? {
+            let index = self.dialer.hosts.index;
+            log(&mut report, self.screen, index, address, &last)?;
+            if let Some(signal) = signal_within(self.received, RETRY_PAUSE)? {
                 return Ok(WaitOutcome::Stopped(signal));
             }
         }
     }
 
     /// Makes one attempt, and returns early at a signal.
-    fn attempt(
-        &self,
-        tls: Option<&TlsSettings>,
-        report: &mut WaitReport,
-        last: &str,
-    ) -> Result<WaitOutcome<Joined>> {
+    fn attempt(&mut self, report: &mut WaitReport, last: &str) -> Result<WaitOutcome<Joined>> {
+        let (runtime, received, screen) = (self.runtime, self.received, self.screen);
+        let (index, address) = (self.dialer.hosts.index, self.dialer.hosts.address);
         let mut joining = Box::pin(async {
-            let joined = timeout(
-                ATTEMPT_TIMEOUT,
-                join(self.hosts, self.terms, self.part, self.session, tls),
-            )
-            .await;
-            joined.unwrap_or_else(|late| Err(cannot_meet(self.hosts, late)))
+            let joined = timeout(ATTEMPT_TIMEOUT, self.dialer.join(Vec::new())).await;
+            joined.unwrap_or_else(|late| Err(cannot_meet(address, late)))
         });
         loop {
             let waiting = async { timeout(POLL_INTERVAL, &mut joining).await };
-            if let Ok(joined) = self.runtime.block_on(waiting) {
+            if let Ok(joined) = runtime.block_on(waiting) {
                 return joined.map(WaitOutcome::Done);
             }
-            self.log(report, last)?;
-            if let Some(signal) = self.signal_within(Duration::ZERO)? {
+            log(report, screen, index, address, last)?;
+            if let Some(signal) = signal_within(received, Duration::ZERO)? {
                 return Ok(WaitOutcome::Stopped(signal));
             }
         }
     }
+}
 
-    fn log(&self, report: &mut WaitReport, last: &str) -> Result<()> {
-        let Hosts { address, index, .. } = *self.hosts;
-        report.log_if_due(self.screen, || {
-            format!("host {index} waits for the launcher of host 0 at {address}: {last}")
-        })
-    }
+fn log(
+    report: &mut WaitReport,
+    screen: &Screen,
+    index: usize,
+    address: SocketAddr,
+    last: &str,
+) -> Result<()> {
+    report.log_if_due(screen, || {
+        format!("host {index} waits for the launcher of host 0 at {address}: {last}")
+    })
+}
 
-    /// The signal that reaches the launcher within this time.
-    fn signal_within(&self, time: Duration) -> Result<Option<i32>> {
-        match self.received.recv_timeout(time) {
-            Ok(Event::Signal(signal)) => Ok(Some(signal)),
-            Ok(Event::Broken(error)) => Err(error),
-            _ => Ok(None),
-        }
+/// The signal that reaches the launcher within this time.
+fn signal_within(received: &Receiver<Event>, time: Duration) -> Result<Option<i32>> {
+    match received.recv_timeout(time) {
+        Ok(Event::Signal(signal)) => Ok(Some(signal)),
+        Ok(Event::Broken(error)) => Err(error),
+        _ => Ok(None),
     }
 }
 
-fn cannot_meet(hosts: &Hosts, source: impl Into<io::Error>) -> LaunchError {
-    LaunchError::Rendezvous {
-        address: hosts.address,
-        source: source.into(),
-    }
+fn cannot_meet(address: SocketAddr, source: impl Into<io::Error>) -> LaunchError {
+    let source = source.into();
+    LaunchError::Rendezvous { address, source }
 }
 
 /// Why the relay does not take this launcher in yet.
@@ -173,65 +185,151 @@ fn refused(why: impl ToString) -> LaunchError {
     }
 }
 
-/// Connects to the relay and proves itself.
-pub async fn join(
-    hosts: &Hosts,
-    terms: Terms,
-    part: Part,
-    session: &Session,
-    tls: Option<&TlsSettings>,
-) -> Result<Joined> {
-    let opened = Connection::open(&hosts.dialled().to_string(), tls).await;
-    let mut connection = opened.map_err(|(why, is_final)| {
-        if is_final {
-            refused(why)
-        } else {
-            cannot_meet(hosts, io::Error::other(why))
+impl Dialer {
+    /// What the launcher of this host says, in a job of these terms.
+    pub fn new(hosts: &Hosts, terms: Terms, part: Part) -> Result<Dialer> {
+        Ok(Dialer {
+            hosts: hosts.clone(),
+            terms,
+            part,
+            session: Session::new()?,
+            door: None,
+            // With a few hosts the relay is the parent of all.
+            wants_door: hosts.index > 0 && terms.hosts > hosts.arity + 1,
+        })
+    }
+
+    /// Connects to the relay, and to the parent that it names, with `below` as who is below this
+    /// launcher.
+    pub async fn join(&mut self, below: Vec<Listed>) -> Result<Joined> {
+        let tls = self.hosts.tls()?;
+        let (address, relay) = (self.hosts.address, self.hosts.dialled());
+        let mut last = None;
+        for _parent in 0..PARENTS_MAX {
+            self.session.attach += 1;
+            self.session.member = None;
+            let mut joined = self.dial(relay, tls.as_ref(), 0).await?;
+            let Some(parent) = joined.welcome.parent else {
+                self.begin(&mut joined, below).await?;
+                return Ok(joined);
+            };
+            let welcome = joined.welcome;
+            let has = self.session.has;
+            self.session.member = Some(welcome.member);
+            self.session.has = welcome.next;
+            let dialled = self.dial(parent.address, tls.as_ref(), parent.host).await;
+            self.session.has = has;
+            match dialled {
+                Ok(mut joined) => {
+                    joined.welcome = welcome;
+                    self.begin(&mut joined, below).await?;
+                    return Ok(joined);
+                }
+                Err(error) => {
+                    // The relay is to name another one.
+                    self.session.avoid.insert(parent.host);
+                    let Parent { host, address } = parent;
+                    last = Some(format!("host {host} at {address}: {}", reason(&error)));
+                }
+            }
         }
-    })?;
-    let greeted = greet(hosts, terms, part, session, &mut connection).await;
-    let (own_address, received) = greeted?;
-    Ok(Joined {
-        connection,
-        own_address,
-        received,
-    })
+        let why = io::Error::other(last.unwrap_or_default());
+        Err(cannot_meet(address, why))
+    }
+
+    /// A member that sends nothing is expected to connect again.
+    async fn begin(&mut self, joined: &mut Joined, below: Vec<Listed>) -> Result<()> {
+        let has = joined.welcome.next;
+        let census = Frame::Census { has, below };
+        let sent = send(ATTEMPT_TIMEOUT, &mut joined.connection, &census).await;
+        sent.map_err(|error| cannot_meet(self.hosts.address, error))?;
+        self.session.avoid.clear();
+        Ok(())
+    }
+
+    /// Connects to a launcher, that of host `wanted`, and proves itself.
+    async fn dial(
+        &mut self,
+        to: SocketAddr,
+        tls: Option<&TlsSettings>,
+        wanted: usize,
+    ) -> Result<Joined> {
+        let address = self.hosts.address;
+        let opened = Connection::open(&to.to_string(), tls).await;
+        let mut connection = opened.map_err(|(why, is_final)| {
+            if is_final {
+                refused(why)
+            } else {
+                cannot_meet(address, io::Error::other(why))
+            }
+        })?;
+        let (own_address, welcome) = self.greet(to, &mut connection, wanted).await?;
+        Ok(Joined {
+            connection,
+            own_address,
+            welcome,
+        })
+    }
+
+    /// Both sides prove that they know the token. Returns where the other hosts reach this one, and
+    /// what the other side says.
+    async fn greet(
+        &mut self,
+        to: SocketAddr,
+        connection: &mut Connection,
+        wanted: usize,
+    ) -> Result<(IpAddr, Welcome)> {
+        let failed = |source: io::Error| cannot_meet(to, source);
+        let local = connection.local_addr().map_err(failed)?.ip();
+        let own_address = self.hosts.own_address.unwrap_or(local);
+        self.open_door(own_address);
+        let settings = Settings {
+            terms: self.terms,
+            part: self.part,
+            own_address,
+            session: self.session.clone(),
+        };
+        let own = hello(&self.hosts, to.to_string(), &settings).map_err(failed)?;
+        let greeted = exchange::dial(connection, own, &self.hosts.security.secret()).await;
+        let greeted = greeted.map_err(|error| match error {
+            ExchangeError::Broken(error) => failed(error),
+            ExchangeError::Refused(error) => failed(io::Error::other(error)),
+            error => refused(error),
+        })?;
+        if usize::try_from(greeted.peer.identity.task) != Ok(wanted) {
+            return Err(failed(io::Error::other("another launcher answers there")));
+        }
+        match receive(ATTEMPT_TIMEOUT, connection).await.map_err(failed)? {
+            Frame::Welcome(welcome) => Ok((own_address, *welcome)),
+            Frame::Refused(why) => Err(refused(why)),
+            Frame::NotYet(why) => Err(failed(io::Error::other(Refusal(why)))),
+            _ => Err(failed(io::ErrorKind::InvalidData.into())),
+        }
+    }
+
+    /// Lets others connect to this launcher, if the job has many hosts. Without a port the launcher
+    /// has no children.
+    fn open_door(&mut self, at: IpAddr) {
+        if !std::mem::take(&mut self.wants_door) {
+            return;
+        }
+        match Door::open(at, self.hosts.ports.clone()) {
+            Ok(door) => {
+                self.session.door = Some(door.address);
+                self.door = Some(door);
+            }
+            Err(error) => {
+                let error = error.to_string();
+                tracing::warn!(error, "no other launcher can connect to this one");
+            }
+        }
+    }
 }
 
-/// Both sides prove that they know the token. Returns where the other hosts reach this one, and how
-/// many of its posts the relay has.
-async fn greet(
-    hosts: &Hosts,
-    terms: Terms,
-    part: Part,
-    session: &Session,
-    connection: &mut Connection,
-) -> Result<(IpAddr, u64)> {
-    let failed = |source: io::Error| cannot_meet(hosts, source);
-    let local = connection.local_addr().map_err(failed)?.ip();
-    let settings = Settings {
-        terms,
-        part,
-        own_address: hosts.own_address.unwrap_or(local),
-        session: session.clone(),
-    };
-    let own = hello(hosts, hosts.dialled().to_string(), &settings).map_err(failed)?;
-    let greeted = exchange::dial(connection, own, &hosts.security.secret()).await;
-    greeted.map_err(|error| match error {
-        ExchangeError::Broken(error) => failed(error),
-        ExchangeError::Refused(error) => failed(io::Error::other(error)),
-        error => refused(error),
-    })?;
-    let received = match receive(ATTEMPT_TIMEOUT, connection).await.map_err(failed)? {
-        Frame::Welcome(received) => received,
-        Frame::Refused(why) => return Err(refused(why)),
-        Frame::NotYet(why) => return Err(failed(io::Error::other(Refusal(why)))),
-        _ => return Err(failed(io::ErrorKind::InvalidData.into())),
-    };
-    // A member that sends nothing is expected to connect again.
-    let beat = Frame::Beat(session.received);
-    send(ATTEMPT_TIMEOUT, connection, &beat)
-        .await
-        .map_err(failed)?;
-    Ok((settings.own_address, received))
+/// Why a launcher could not be reached, without the address where all meet.
+fn reason(error: &LaunchError) -> String {
+    match error {
+        LaunchError::Rendezvous { source, .. } => source.to_string(),
+        other => other.to_string(),
+    }
 }

@@ -1,21 +1,34 @@
-//! The relay's view of the launchers of all hosts: which are connected, briefly disconnected or
-//! lost, and the posts on their way to each.
+//! The relay's view of the launchers of all hosts: which are connected, to which other launcher,
+//! which are briefly disconnected or lost, and the posts of all in one order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::hosts::outbox::{Farewell, Outbox};
+use crate::hosts::log::{Entry, Log, Sender};
+use crate::hosts::outbox::WAITING_MAX;
 use crate::hosts::part::Part;
-use crate::hosts::wire::{Frame, Session, Settings, Terms};
+use crate::hosts::wire::{Listed, Parent, Session, Settings, Terms, Up, line};
 use crate::job::workers::WorkerRange;
 use crate::posts::{Post, PostBody};
+
+/// How many posts of all a launcher may be behind before it counts as lost, for each host: all of
+/// them say several things at once when a job starts and ends.
+const BEHIND_PER_HOST: usize = 8;
+/// How long a launcher that was admitted may take to reach its parent, besides the time for which
+/// a host may be out of reach.
+const ARRIVAL: Duration = Duration::from_secs(30);
 
 /// The launchers of all hosts.
 pub struct Members {
     terms: Terms,
+    /// How many launchers connect to one launcher.
+    arity: usize,
     all: Vec<Member>,
+    log: Arc<Log>,
+    /// The number that the next launcher gets.
+    next_member: u64,
     /// Whether all launchers have been connected at once, so that the job may have begun.
     were_all_here: bool,
     /// When a process last failed.
@@ -32,35 +45,35 @@ struct Member {
 /// What the successive connections of one member share.
 struct MemberLink {
     session: Session,
-    /// Posts on their way to the member.
-    outbox: Arc<Outbox>,
+    number: u64,
     /// How many of the member's posts have arrived.
-    received: Arc<AtomicU64>,
-    /// The number of the current connection; older ones are ignored.
-    connection: u64,
+    received: u64,
+    /// The number of the first post of all that it got or gets.
+    begin: u64,
+    /// It has the posts of all before this number.
+    has: u64,
+    /// The hosts that were there at `begin`, until it has said that it knows.
+    here: Vec<usize>,
+    /// Which of its connections is the current one.
+    attach: u64,
+    /// The host whose launcher it is to be connected to; `None` for this one.
+    parent: Option<usize>,
+    /// Where others can connect to it.
+    door: Option<SocketAddr>,
 }
 
-#[derive(Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Default, Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     #[default]
     Awaited,
     /// It was sent a welcome. If that gets lost, it connects again.
-    Welcomed,
+    Welcomed { until: Instant },
     /// It has sent a frame as a member.
     Here,
-    /// Its connection is broken; it may connect again until `until`.
+    /// Its connection, or one above it, is broken; it may connect again until `until`.
     Away {
         until: Instant,
         /// Whether the other end has closed it, as the system does for a launcher that was killed.
-        is_closed: bool,
-    },
-}
-
-/// What a connection reports.
-pub enum LinkEvent {
-    Frame(Frame),
-    /// The connection is broken: closed by the other end, or silent.
-    Broken {
         is_closed: bool,
     },
 }
@@ -80,24 +93,38 @@ impl From<String> for Rejection {
     }
 }
 
-/// A connection of a member.
+/// A launcher that was admitted.
+#[derive(Debug)]
 pub struct Admitted {
-    pub outbox: Arc<Outbox>,
-    pub received: Arc<AtomicU64>,
-    pub connection: u64,
-    /// The number of the first post that it has not received.
+    pub member: u64,
+    /// How many of its posts have arrived.
+    pub received: u64,
+    /// The number of the first post of all that it has not got.
     pub next: u64,
+    /// The hosts that were there before that, for a launcher that is new.
+    pub here: Vec<usize>,
+    pub attach: u64,
+    /// The launcher that it is to connect to, if it is not the relay's.
+    pub parent: Option<Parent>,
 }
 
 impl Members {
     /// Creates the members of a job; none is connected yet.
-    pub fn new(terms: Terms) -> Members {
+    pub fn new(terms: Terms, arity: usize) -> Members {
         Members {
             terms,
+            arity,
             all: (0..terms.hosts).map(|_| Member::default()).collect(),
+            log: Log::new(0),
+            next_member: 1,
             were_all_here: false,
             failed: None,
         }
+    }
+
+    /// The posts of all.
+    pub fn log(&self) -> &Arc<Log> {
+        &self.log
     }
 
     /// Admits a launcher as a member, new or after a broken connection, or says why not.
@@ -107,6 +134,7 @@ impl Members {
         host: usize,
         settings: &Settings,
         is_for_host: impl Fn(&str) -> bool,
+        now: Instant,
     ) -> Result<Admitted, Rejection> {
         if let Some(why) = self.rejection_reason(host, settings) {
             return Err(format!("{why}; use the same options everywhere").into());
@@ -122,7 +150,7 @@ impl Members {
         if let Some(why) = self.misfit(host, settings) {
             return Err(why.into());
         }
-        let admitted = self.take_in(host, &settings.session)?;
+        let admitted = self.take_in(host, &settings.session, now)?;
         if let Some(member) = self.all.get_mut(host) {
             member.part = settings.part;
         }
@@ -146,27 +174,18 @@ impl Members {
         comes_anew.then(misfit).flatten()
     }
 
-    fn take_in(&mut self, host: usize, session: &Session) -> Result<Admitted, Rejection> {
-        let Some(member) = self.all.get_mut(host) else {
+    fn take_in(
+        &mut self,
+        host: usize,
+        session: &Session,
+        now: Instant,
+    ) -> Result<Admitted, Rejection> {
+        let Some(member) = self.all.get(host) else {
             return Err(format!("there is no host {host}; count hosts from 0").into());
         };
-        let link = member.link.as_mut();
-        if let Some(link) = link.filter(|link| link.session.is_same(session)) {
-            let Some(connection) = link.outbox.connect(session.received) else {
-                return Err(
-                    format!("host {host} has lost what it was told; start it again").into(),
-                );
-            };
-            link.connection = connection;
-            if session.resumes {
-                member.stage = Stage::Here;
-            }
-            return Ok(Admitted {
-                outbox: Arc::clone(&link.outbox),
-                received: Arc::clone(&link.received),
-                connection,
-                next: session.received,
-            });
+        let is_same = |link: &&MemberLink| link.session.is_same(session);
+        if member.link.as_ref().is_some_and(|link| is_same(&link)) {
+            return self.take_again(host, session, now);
         }
         match member.stage {
             _ if session.resumes => {
@@ -175,7 +194,7 @@ impl Members {
             Stage::Awaited => {}
             // Another launcher of that host: the previous one is gone.
             Stage::Away { .. } => self.lose(host),
-            Stage::Welcomed | Stage::Here => {
+            Stage::Welcomed { .. } | Stage::Here => {
                 // A host without power is noticed only by its silence.
                 return Err(Rejection {
                     why: format!(
@@ -186,29 +205,125 @@ impl Members {
                 });
             }
         }
-        let outbox = Outbox::new();
-        let connection = outbox.connect(0).unwrap_or_default();
-        let here = self.all.iter().enumerate();
-        for (host, _) in here.filter(|(_, member)| member.is_here()) {
-            outbox.push(came_or_lost(host, true));
-        }
-        let received = Arc::<AtomicU64>::default();
+        let parent = self.place(host, session);
+        let (number, next) = (self.next_member, self.log.end());
+        self.next_member += 1;
+        let all = self.all.iter().enumerate();
+        let here = all.filter(|(_, member)| member.is_here());
+        let here: Vec<usize> = here.map(|(host, _)| host).collect();
+        let until = now + self.terms.pace().away() + ARRIVAL;
         self.all[host] = Member {
-            stage: Stage::Welcomed,
+            stage: Stage::Welcomed { until },
             part: Part::default(),
             link: Some(MemberLink {
                 session: session.clone(),
-                outbox: Arc::clone(&outbox),
-                received: Arc::clone(&received),
-                connection,
+                number,
+                received: 0,
+                begin: next,
+                has: next,
+                here: here.clone(),
+                attach: session.attach,
+                parent: parent.map(|parent| parent.host),
+                door: session.door,
             }),
         };
         Ok(Admitted {
-            outbox,
-            received,
-            connection,
-            next: 0,
+            member: number,
+            received: 0,
+            next,
+            here,
+            attach: session.attach,
+            parent,
         })
+    }
+
+    /// Another connection of a launcher that is known.
+    fn take_again(
+        &mut self,
+        host: usize,
+        session: &Session,
+        now: Instant,
+    ) -> Result<Admitted, Rejection> {
+        let parent = self.place(host, session);
+        let away = self.terms.pace().away();
+        let lost = || format!("host {host} has lost what it was told; start it again");
+        let reaches = self.log.reaches(session.has);
+        let member = &mut self.all[host];
+        let Some(link) = member.link.as_mut() else {
+            return Err(lost().into());
+        };
+        let (next, here) = if session.resumes {
+            (session.has, Vec::new())
+        } else {
+            (link.begin, link.here.clone())
+        };
+        // A launcher that is new, and whose welcome was lost, must not have heard of any post.
+        let knows = session.resumes && reaches || !session.resumes && link.has == link.begin;
+        if !knows || session.attach <= link.attach {
+            return Err(lost().into());
+        }
+        link.attach = session.attach;
+        link.parent = parent.map(|parent| parent.host);
+        link.door = session.door;
+        if member.stage == Stage::Here {
+            // Until it has reached its parent.
+            let (until, is_closed) = (now + away, false);
+            member.stage = Stage::Away { until, is_closed };
+        }
+        Ok(Admitted {
+            member: link.number,
+            received: link.received,
+            next,
+            here,
+            attach: session.attach,
+            parent,
+        })
+    }
+
+    /// Which launcher a launcher is to connect to: the highest in the tree that has room, or this
+    /// one if there is no other.
+    fn place(&self, host: usize, session: &Session) -> Option<Parent> {
+        let mut children: BTreeMap<Option<usize>, usize> = BTreeMap::new();
+        for (other, member) in self.all.iter().enumerate() {
+            // This host's own launcher is at the relay, and takes no place.
+            if let Some(link) = member.link.as_ref().filter(|_| other != host && other != 0) {
+                *children.entry(link.parent).or_default() += 1;
+            }
+        }
+        let count = |of: Option<usize>| children.get(&of).copied().unwrap_or_default();
+        if host == 0 || count(None) < self.arity {
+            return None;
+        }
+        let has = session.resumes.then_some(session.has);
+        let candidates = self.all.iter().enumerate().filter_map(|(other, member)| {
+            let link = member.link.as_ref()?;
+            let door = link.door?;
+            let fits = other != 0
+                && !session.avoid.contains(&other)
+                && count(Some(other)) < self.arity
+                && has.is_none_or(|has| link.begin <= has)
+                && !matches!(member.stage, Stage::Away { .. });
+            let depth = self.depth(other, host).filter(|_| fits)?;
+            Some((depth, count(Some(other)), other, door))
+        });
+        let (_, _, host, address) = candidates.min()?;
+        Some(Parent { host, address })
+    }
+
+    /// How far below the relay a launcher is; `None` if it is connected to none, or if it is below
+    /// `not_below`.
+    fn depth(&self, host: usize, not_below: usize) -> Option<usize> {
+        let mut at = host;
+        for depth in 1..=self.all.len() {
+            if at == not_below {
+                return None;
+            }
+            match self.all.get(at)?.link.as_ref()?.parent {
+                Some(parent) => at = parent,
+                None => return Some(depth),
+            }
+        }
+        None
     }
 
     fn rejection_reason(&self, host: usize, settings: &Settings) -> Option<String> {
@@ -230,65 +345,122 @@ impl Members {
             .or_else(|| differ("the host timeouts", timeout(theirs), timeout(ours)))
     }
 
-    /// Handles a frame of a member, or the end of its connection.
-    pub fn note(&mut self, host: usize, connection: u64, said: LinkEvent) {
-        let pace = self.terms.pace();
-        let is_failing = self.failed.is_some_and(|at| at.elapsed() < pace.closed());
-        let Some(member) = self.all.get_mut(host) else {
-            return;
-        };
-        // Ignores an old connection: its posts are sent again over the current one.
-        let Some(link) = member
-            .link
-            .as_mut()
-            .filter(|link| link.connection == connection)
-        else {
-            return;
-        };
-        match (said, member.stage) {
-            (LinkEvent::Frame(Frame::Bye | Frame::Quit), _) => self.lose(host),
-            (LinkEvent::Frame(frame), stage) => {
-                member.stage = Stage::Here;
-                if let Frame::Beat(received) = frame {
-                    link.outbox.acknowledge(received);
+    /// Handles the list of all launchers that are connected, to this one or below. Returns who is
+    /// listed although the job goes on without it.
+    pub fn note_census(&mut self, census: &[Listed], now: Instant) -> Vec<(usize, u64)> {
+        let (mut cuts, end) = (Vec::new(), self.log.end());
+        let mut listed = BTreeSet::new();
+        // The launchers above the one that is looked at.
+        let mut above: Vec<usize> = Vec::new();
+        let mut skipped: Option<u32> = None;
+        for one in census {
+            if skipped.is_some_and(|depth| one.depth > depth) {
+                continue;
+            }
+            skipped = None;
+            above.truncate(usize::try_from(one.depth).unwrap_or(usize::MAX));
+            let known = self.all.get_mut(one.host).and_then(|it| it.link.as_mut());
+            let Some(link) = known.filter(|link| link.number == one.member) else {
+                cuts.push((one.host, one.member));
+                skipped = Some(one.depth);
+                continue;
+            };
+            // It has found another parent since.
+            if one.attach < link.attach {
+                skipped = Some(one.depth);
+                continue;
+            }
+            link.attach = one.attach;
+            link.has = link.has.max(one.has.min(end));
+            if link.has > link.begin {
+                link.here = Vec::new();
+            }
+            link.parent = above.last().copied();
+            match one.is_closed {
+                None => {
+                    above.push(one.host);
+                    listed.insert(one.host);
+                    self.arrive(one.host);
                 }
-                if stage == Stage::Welcomed {
-                    self.were_all_here |= self.all.iter().all(Member::is_here);
-                    self.publish(&came_or_lost(host, true));
-                }
-                if let Frame::Post(post) = frame {
-                    self.relay(host, *post);
+                Some(is_closed) => {
+                    skipped = Some(one.depth);
+                    self.begin_absence(one.host, is_closed, now);
                 }
             }
-            (LinkEvent::Broken { is_closed }, Stage::Here) => {
-                let time = if is_closed && is_failing {
-                    pace.closed()
-                } else {
-                    pace.away()
-                };
-                let until = Instant::now() + time;
-                member.stage = Stage::Away { until, is_closed };
+        }
+        for host in 0..self.all.len() {
+            if !listed.contains(&host) {
+                self.begin_absence(host, false, now);
             }
-            (LinkEvent::Broken { .. }, Stage::Welcomed) => *member = Member::default(),
-            (LinkEvent::Broken { .. }, Stage::Awaited | Stage::Away { .. }) => {}
+        }
+        self.trim();
+        cuts
+    }
+
+    /// A launcher is connected.
+    fn arrive(&mut self, host: usize) {
+        let before = std::mem::replace(&mut self.all[host].stage, Stage::Here);
+        if matches!(before, Stage::Welcomed { .. }) {
+            self.were_all_here |= self.all.iter().all(Member::is_here);
+            self.publish(came_or_lost(host, true), None);
         }
     }
 
-    /// Passes a member's post on to all members.
-    fn relay(&mut self, host: usize, post: Post) {
-        if let Some(link) = &self.all[host].link {
-            link.received.fetch_add(1, Ordering::Relaxed);
+    /// The connection of a launcher, or one above it, is broken.
+    fn begin_absence(&mut self, host: usize, is_closed: bool, now: Instant) {
+        let pace = self.terms.pace();
+        let is_failing = self.is_failing(now);
+        let stage = &mut self.all[host].stage;
+        if *stage == Stage::Here {
+            let is_short = is_closed && is_failing;
+            let time = [pace.away(), pace.closed()][usize::from(is_short)];
+            let until = now + time;
+            *stage = Stage::Away { until, is_closed };
+        }
+    }
+
+    fn is_failing(&self, now: Instant) -> bool {
+        let closed = self.terms.pace().closed();
+        self.failed
+            .is_some_and(|at| now.saturating_duration_since(at) < closed)
+    }
+
+    /// A launcher that was admitted has broken its connection before it said a word.
+    pub fn forget_silent(&mut self, host: usize, number: u64) {
+        let is_it = |member: &&mut Member| member.number() == Some(number);
+        let member = self.all.get_mut(host).filter(is_it);
+        let is_new = |member: &&mut Member| matches!(member.stage, Stage::Welcomed { .. });
+        if let Some(member) = member.filter(is_new) {
+            *member = Member::default();
+        }
+    }
+
+    /// Passes a member's post on to all members, unless it has come before.
+    pub fn relay(&mut self, up: Up, now: Instant) {
+        let Up { sender, post } = up;
+        let host = post.host;
+        let Some(member) = self.all.get_mut(host) else {
+            return;
+        };
+        let link = member.link.as_mut();
+        let is_next =
+            |link: &&mut MemberLink| (link.number, link.received) == (sender.member, sender.number);
+        let Some(link) = link.filter(is_next) else {
+            return;
+        };
+        link.received += 1;
+        if matches!(member.stage, Stage::Welcomed { .. }) {
+            self.arrive(host);
         }
         if matches!(post.item, PostBody::Failed(..)) {
-            self.processes_fail();
+            self.processes_fail(now);
         }
-        self.publish(&Post { host, ..post });
+        self.publish(post, Some(sender));
     }
 
     /// Processes fail: a launcher whose connection was closed was probably killed together with
     /// its processes. Waits for it only briefly, so that the job goes on sooner.
-    fn processes_fail(&mut self) {
-        let now = Instant::now();
+    fn processes_fail(&mut self, now: Instant) {
         let soon = now + self.terms.pace().closed();
         self.failed = Some(now);
         for member in &mut self.all {
@@ -302,49 +474,67 @@ impl Members {
         }
     }
 
+    /// A launcher has said good-bye.
+    pub fn left(&mut self, host: usize, number: u64) {
+        if self.all.get(host).and_then(Member::number) == Some(number) {
+            self.lose(host);
+        }
+    }
+
     /// Gives up members that are away for too long.
     pub fn look(&mut self, now: Instant) {
         for host in 0..self.all.len() {
-            if matches!(self.all[host].stage, Stage::Away { until, .. } if until <= now) {
-                self.lose(host);
+            match self.all[host].stage {
+                Stage::Away { until, .. } if until <= now => self.lose(host),
+                Stage::Welcomed { until } if until <= now => self.all[host] = Member::default(),
+                _ => {}
             }
         }
+        self.trim();
     }
 
     /// Drops a member. Its host may join anew.
     fn lose(&mut self, host: usize) {
         let member = std::mem::take(&mut self.all[host]);
-        let was_here = member.is_here();
-        if let Some(link) = member.link {
-            link.outbox.close(Farewell::Quit);
-        }
-        if was_here {
-            self.publish(&came_or_lost(host, false));
+        if member.is_here() {
+            self.publish(came_or_lost(host, false), None);
         }
     }
 
-    /// Sends a post to all members. A launcher that joins later waits for the next start.
-    fn publish(&mut self, post: &Post) {
-        let mut full = Vec::new();
-        for (host, member) in self.all.iter().enumerate() {
-            let link = member.link.as_ref();
-            if link.is_some_and(|link| !link.outbox.push(post.clone())) {
-                full.push(host);
+    /// Appends to the posts of all. A launcher that joins later waits for the next start.
+    fn publish(&mut self, post: Post, sender: Option<Sender>) {
+        // Every post has a text: it has come as one.
+        let Ok(line) = line(Entry { post, sender }) else {
+            return;
+        };
+        let kept = self.log.push(line);
+        if kept <= WAITING_MAX + BEHIND_PER_HOST * self.terms.hosts {
+            return;
+        }
+        self.trim();
+        let most = (WAITING_MAX + BEHIND_PER_HOST * self.terms.hosts) as u64;
+        let end = self.log.end();
+        for host in 0..self.all.len() {
+            let link = self.all[host].link.as_ref();
+            // A member that does not read its posts is lost.
+            if link.is_some_and(|link| end.saturating_sub(link.has) > most) {
+                self.lose(host);
             }
         }
-        // A member that does not read its posts is lost.
-        for host in full {
-            self.lose(host);
-        }
+    }
+
+    /// Drops the posts that all members have.
+    fn trim(&self) {
+        let links = self.all.iter().filter_map(|member| member.link.as_ref());
+        let least = links.map(|link| link.has).min();
+        self.log.trim(least.unwrap_or_else(|| self.log.end()));
     }
 
     /// The launcher of host 0 ends, and the relay with it. Members that do not know that the job
     /// is over learn that host 0 is lost.
     pub fn say_farewell(&mut self) {
-        self.publish(&came_or_lost(0, false));
-        for link in self.all.iter().filter_map(|member| member.link.as_ref()) {
-            link.outbox.close(Farewell::JobEnded);
-        }
+        self.publish(came_or_lost(0, false), None);
+        self.log.close();
     }
 }
 
@@ -367,60 +557,105 @@ impl Member {
     fn is_here(&self) -> bool {
         matches!(self.stage, Stage::Here | Stage::Away { .. })
     }
+
+    fn number(&self) -> Option<u64> {
+        self.link.as_ref().map(|link| link.number)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use tokio::time::timeout;
-
     use super::*;
-    use crate::hosts::outbox::{Next, WAITING_MAX};
-    use crate::hosts::wire::runtime;
+    use crate::hosts::log::Next;
+    use crate::job::task::Task;
+    use crate::report::outcome::Ending;
 
-    fn members(host_timeout: Duration) -> Members {
-        Members::new(Terms {
-            hosts: 3,
+    fn terms(hosts: usize, host_timeout: Duration) -> Terms {
+        Terms {
+            hosts,
             restarts_max: 0,
             workers: None,
             host_timeout,
-        })
+        }
     }
 
-    /// Admits a launcher and lets it send its first frame.
-    fn come(members: &mut Members, host: usize, session: &Session) -> Admitted {
-        let admitted = members.take_in(host, session).unwrap();
-        members.note(host, admitted.connection, LinkEvent::Frame(Frame::Beat(0)));
-        admitted
+    /// Three hosts.
+    fn members(host_timeout: Duration) -> Members {
+        Members::new(terms(3, host_timeout), 16)
     }
 
-    const BROKEN: fn() -> LinkEvent = || LinkEvent::Broken { is_closed: true };
+    fn session() -> Session {
+        let mut session = Session::new().unwrap();
+        session.attach = 1;
+        session
+    }
 
-    fn said(restart: u32, item: PostBody) -> LinkEvent {
-        let host = 0;
-        LinkEvent::Frame(Frame::Post(Box::new(Post {
+    /// The next connection of a launcher that has `has` posts.
+    fn again(session: &mut Session, has: u64) {
+        session.resumes = true;
+        session.has = has;
+        session.attach += 1;
+    }
+
+    fn listed(host: usize, admitted: &Admitted) -> Listed {
+        Listed {
             host,
-            restart,
-            item,
-        })))
+            member: admitted.member,
+            attach: admitted.attach,
+            has: admitted.next,
+            depth: 0,
+            is_closed: None,
+        }
     }
 
-    fn done(restart: u32) -> LinkEvent {
-        said(restart, PostBody::WorkersDone)
+    /// Who is connected, and what is told of that.
+    struct Connected(Vec<Listed>);
+
+    impl Connected {
+        /// Admits a launcher and lets it send its first frame.
+        fn come(&mut self, members: &mut Members, host: usize, session: &Session) -> Admitted {
+            let now = Instant::now();
+            let admitted = members.take_in(host, session, now).unwrap();
+            self.0.retain(|one| one.host != host);
+            self.0.push(listed(host, &admitted));
+            members.note_census(&self.0, now);
+            admitted
+        }
+
+        /// Breaks the connection of a host.
+        fn breaks(&mut self, members: &mut Members, host: usize, is_closed: bool) {
+            let one = self.0.iter_mut().find(|one| one.host == host).unwrap();
+            one.is_closed = Some(is_closed);
+            members.note_census(&self.0, Instant::now());
+        }
     }
 
-    /// The posts on their way over a connection, from number `from` on: what happened to which
-    /// host.
-    fn told(admitted: &Admitted, from: u64) -> Vec<String> {
-        let runtime = runtime().unwrap();
+    fn up(host: usize, admitted: &Admitted, number: u64, item: PostBody) -> Up {
+        let member = admitted.member;
+        let restart = number as u32;
+        Up {
+            sender: Sender { member, number },
+            post: Post {
+                host,
+                restart,
+                item,
+            },
+        }
+    }
+
+    fn done(members: &mut Members, host: usize, admitted: &Admitted, number: u64) {
+        let up = up(host, admitted, number, PostBody::WorkersDone);
+        members.relay(up, Instant::now());
+    }
+
+    /// The posts of all from number `from` on: what happened to which host.
+    fn told(members: &Members, from: u64) -> Vec<String> {
         let mut told = Vec::new();
         for number in from.. {
-            let next = admitted.outbox.next(admitted.connection, number);
-            let next = runtime.block_on(async { timeout(Duration::from_millis(10), next).await });
-            let Ok(Next::Post(post)) = next else {
-                return told;
+            let Some(Next::Line(line)) = members.log().get(number) else {
+                break;
             };
+            let post = &line.entry.post;
             told.push(match post.item {
                 PostBody::Came => format!("came {}", post.host),
                 PostBody::Lost => format!("lost {}", post.host),
@@ -433,51 +668,91 @@ mod tests {
     #[test]
     fn a_broken_connection_that_is_followed_by_another_loses_nothing() {
         let mut members = members(Duration::from_secs(60));
-        let mut session = Session::new().unwrap();
-        let first = come(&mut members, 0, &Session::new().unwrap());
-        let broken = come(&mut members, 1, &session);
-        members.note(1, broken.connection, done(0));
-        members.note(1, broken.connection, BROKEN());
-        // Others post meanwhile; frames of the broken connection are ignored.
-        members.note(0, first.connection, done(7));
-        session.resumes = true;
-        session.received = 2;
-        let again = members.take_in(1, &session).unwrap();
-        assert_eq!(
-            again.received.load(Ordering::Relaxed),
-            1,
-            "the relay has one of it"
-        );
-        members.note(1, broken.connection, done(9));
-        members.note(1, broken.connection, BROKEN());
-        members.note(1, again.connection, done(1));
+        let mut connected = Connected(Vec::new());
+        let mut second = session();
+        let first = connected.come(&mut members, 0, &session());
+        let broken = connected.come(&mut members, 1, &second);
+        done(&mut members, 1, &broken, 0);
+        connected.breaks(&mut members, 1, true);
+        // Others post meanwhile.
+        done(&mut members, 0, &first, 0);
+        again(&mut second, 3);
+        let admitted = connected.come(&mut members, 1, &second);
+        assert_eq!((admitted.received, admitted.next), (1, 3));
+        // The first one was underway twice; the third one comes over another way too early.
+        for number in [0, 1, 1, 3, 2, 0] {
+            done(&mut members, 1, &admitted, number);
+        }
         members.look(Instant::now() + Duration::from_secs(1000));
         assert_eq!(
-            told(&first, 0),
-            ["came 0", "came 1", "done 1 0", "done 0 7", "done 1 1"]
+            told(&members, 0),
+            [
+                "came 0", "came 1", "done 1 0", "done 0 0", "done 1 1", "done 1 2"
+            ]
         );
+    }
+
+    #[test]
+    fn posts_are_kept_until_all_have_them() {
+        let mut members = members(Duration::from_secs(60));
+        let mut connected = Connected(Vec::new());
+        connected.come(&mut members, 0, &session());
+        let mut second = session();
+        connected.come(&mut members, 1, &second);
+        connected.0[0].has = 2;
+        connected.breaks(&mut members, 1, true);
+        assert_eq!(told(&members, 1), ["came 1"], "host 1 has not got it");
+        again(&mut second, 1);
+        connected.come(&mut members, 1, &second);
+        connected.0[1].has = 2;
+        members.note_census(&connected.0, Instant::now());
+        assert!(members.log().get(1).is_none());
+        // It cannot have lost what it had.
+        again(&mut second, 1);
+        let refused = members.take_in(1, &second, Instant::now()).unwrap_err().why;
+        assert!(refused.contains("has lost what it was told"), "{refused}");
+    }
+
+    #[test]
+    fn a_launcher_whose_welcome_was_lost_hears_it_again() {
+        let mut members = members(Duration::from_secs(60));
+        let mut connected = Connected(Vec::new());
+        connected.come(&mut members, 0, &session());
+        let mut second = session();
+        let now = Instant::now();
+        let admitted = members.take_in(1, &second, now).unwrap();
+        connected.come(&mut members, 2, &session());
+        second.attach += 1;
+        let repeated = members.take_in(1, &second, now).unwrap();
+        assert_eq!(repeated.here, [0]);
         assert_eq!(
-            told(&again, 2),
-            ["done 1 0", "done 0 7", "done 1 1"][..].to_vec()
+            (repeated.member, repeated.next),
+            (admitted.member, admitted.next)
         );
+        assert_eq!(told(&members, repeated.next), ["came 2"]);
     }
 
     #[test]
     fn who_stays_away_for_too_long_is_lost_and_may_come_anew() {
         let mut members = members(Duration::from_secs(6));
-        let mut session = Session::new().unwrap();
-        let first = come(&mut members, 0, &Session::new().unwrap());
-        let second = come(&mut members, 1, &session);
-        members.note(1, second.connection, BROKEN());
+        let mut connected = Connected(Vec::new());
+        let mut second = session();
+        connected.come(&mut members, 0, &session());
+        let lost = connected.come(&mut members, 1, &second);
+        connected.breaks(&mut members, 1, true);
         members.look(Instant::now() + Duration::from_secs(5));
-        assert_eq!(told(&first, 0), ["came 0", "came 1"]);
+        assert_eq!(told(&members, 0), ["came 0", "came 1"]);
         members.look(Instant::now() + Duration::from_secs(7));
-        assert_eq!(told(&first, 2), ["lost 1"]);
-        session.resumes = true;
-        let refused = members.take_in(1, &session).map(|_| ()).unwrap_err().why;
+        assert_eq!(told(&members, 2), ["lost 1"]);
+        again(&mut second, 2);
+        let refused = members.take_in(1, &second, Instant::now()).unwrap_err().why;
         assert!(refused.contains("out of reach for too long"), "{refused}");
-        come(&mut members, 1, &Session::new().unwrap());
-        assert_eq!(told(&first, 3), ["came 1"]);
+        // What of it is still underway does not count, and its connection is ended.
+        done(&mut members, 1, &lost, 0);
+        let cuts = members.note_census(&connected.0, Instant::now());
+        assert_eq!(cuts, [(1, lost.member)]);
+        connected.come(&mut members, 1, &session());
+        assert_eq!(told(&members, 3), ["came 1"]);
     }
 
     /// The processes of a launcher that is killed end with it, and the others fail.
@@ -485,28 +760,23 @@ mod tests {
     fn a_launcher_whose_connection_is_closed_while_processes_fail_is_lost_soon() {
         for (is_first, is_closed) in [(false, true), (true, true), (false, false)] {
             let mut members = members(Duration::from_secs(60));
-            let first = come(&mut members, 0, &Session::new().unwrap());
-            let second = come(&mut members, 1, &Session::new().unwrap());
-            let ending = crate::report::outcome::Ending::Exit(1);
-            let failed = || {
-                said(
-                    0,
-                    PostBody::Failed(crate::job::task::Task::worker(0), ending),
-                )
+            let mut connected = Connected(Vec::new());
+            let first = connected.come(&mut members, 0, &session());
+            connected.come(&mut members, 1, &session());
+            let fail = |members: &mut Members| {
+                let item = PostBody::Failed(Task::worker(0), Ending::Exit(1));
+                members.relay(up(0, &first, 0, item), Instant::now());
             };
             if is_first {
-                members.note(0, first.connection, failed());
+                fail(&mut members);
             }
-            members.note(1, second.connection, LinkEvent::Broken { is_closed });
+            connected.breaks(&mut members, 1, is_closed);
             if !is_first {
-                members.note(0, first.connection, failed());
+                fail(&mut members);
             }
             members.look(Instant::now() + Duration::from_secs(16));
-            assert_eq!(
-                members.all[1].stage == Stage::Awaited,
-                is_closed,
-                "{is_first}"
-            );
+            let is_lost = members.all[1].stage == Stage::Awaited;
+            assert_eq!(is_lost, is_closed, "{is_first}");
         }
     }
 
@@ -517,42 +787,40 @@ mod tests {
         for (workers, were_all_here) in [(Some(range), false), (None, true), (None, false)] {
             let mut members = members(Duration::from_secs(6));
             members.terms.workers = workers;
-            let own_address = std::net::Ipv4Addr::LOCALHOST.into();
-            let settings = |terms, has_evaluator| Settings {
+            let terms = members.terms;
+            let settings = |has_evaluator| Settings {
                 terms,
                 part: Part {
                     workers: 1,
                     parameter_servers: 0,
                     has_evaluator,
                 },
-                own_address,
-                session: Session::new().unwrap(),
+                own_address: std::net::Ipv4Addr::LOCALHOST.into(),
+                session: session(),
             };
-            let terms = members.terms;
+            let now = Instant::now();
+            let mut all = Vec::new();
             let mut come = |host, has_evaluator| {
-                let settings = settings(terms, has_evaluator);
-                let admitted = members.admit(host, &settings, |_| true)?;
-                let connection = (host, admitted.connection);
-                members.note(host, admitted.connection, LinkEvent::Frame(Frame::Beat(0)));
-                Ok::<_, Rejection>(connection)
+                let admitted = members.admit(host, &settings(has_evaluator), |_| true, now);
+                let admitted = admitted.unwrap();
+                all.push(listed(host, &admitted));
+                members.note_census(&all, now);
+                admitted.member
             };
-            come(0, true).unwrap();
-            let second = come(1, false).unwrap();
+            come(0, true);
+            let second = come(1, false);
             if were_all_here {
-                come(2, false).unwrap();
+                come(2, false);
             }
-            members.note(second.0, second.1, LinkEvent::Frame(Frame::Quit));
+            members.left(1, second);
             let mut come = |has_evaluator| {
-                let admitted = members.admit(1, &settings(terms, has_evaluator), |_| true);
+                let admitted = members.admit(1, &settings(has_evaluator), |_| true, now);
                 admitted.err().map(|error| error.why).unwrap_or_default()
             };
             let why = come(true);
             let is_refused = workers.is_some() || were_all_here;
-            assert_eq!(
-                why.contains("an evaluator, as host 0 does"),
-                is_refused,
-                "{why}"
-            );
+            let names_it = why.contains("an evaluator, as host 0 does");
+            assert_eq!(names_it, is_refused, "{why}");
             if is_refused {
                 assert_eq!(come(false), "");
             }
@@ -562,51 +830,189 @@ mod tests {
     #[test]
     fn another_launcher_of_a_host_takes_the_place_of_one_that_is_away_and_of_no_other() {
         let mut members = members(Duration::from_secs(6));
-        let first = come(&mut members, 0, &Session::new().unwrap());
-        let second = come(&mut members, 1, &Session::new().unwrap());
-        let third = Session::new().unwrap();
-        let refused = members.take_in(1, &third).map(|_| ()).unwrap_err().why;
+        let mut connected = Connected(Vec::new());
+        connected.come(&mut members, 0, &session());
+        connected.come(&mut members, 1, &session());
+        let third = session();
+        let refused = members.take_in(1, &third, Instant::now()).unwrap_err().why;
         assert!(
             refused.contains("a launcher for host 1 already"),
             "{refused}"
         );
-        members.note(1, second.connection, BROKEN());
-        come(&mut members, 1, &third);
-        assert_eq!(told(&first, 2), ["lost 1", "came 1"]);
+        connected.breaks(&mut members, 1, true);
+        connected.come(&mut members, 1, &third);
+        assert_eq!(told(&members, 2), ["lost 1", "came 1"]);
     }
 
     #[test]
     fn who_leaves_or_never_comes_is_no_member() {
         let mut members = members(Duration::from_secs(6));
-        let first = come(&mut members, 0, &Session::new().unwrap());
-        for last in [Frame::Bye, Frame::Quit] {
-            let second = come(&mut members, 1, &Session::new().unwrap());
-            members.note(1, second.connection, LinkEvent::Frame(last));
-            // Late frames do not revive the member.
-            for said in [LinkEvent::Frame(Frame::Beat(0)), done(0), BROKEN()] {
-                members.note(1, second.connection, said);
-            }
-            assert!(members.all[1].stage == Stage::Awaited);
-        }
-        assert_eq!(told(&first, 1), ["came 1", "lost 1", "came 1", "lost 1"]);
-        // It was welcomed, but the welcome got lost.
-        let third = members.take_in(2, &Session::new().unwrap()).unwrap();
-        members.note(2, third.connection, BROKEN());
-        members.take_in(2, &Session::new().unwrap()).unwrap();
+        let mut connected = Connected(Vec::new());
+        connected.come(&mut members, 0, &session());
+        let second = connected.come(&mut members, 1, &session());
+        members.left(1, second.member);
+        // Late frames do not revive the member.
+        done(&mut members, 1, &second, 0);
+        members.note_census(&connected.0, Instant::now());
+        assert!(members.all[1].stage == Stage::Awaited);
+        assert_eq!(told(&members, 1), ["came 1", "lost 1"]);
+        // It was welcomed, but the welcome got lost, or it never reached its parent.
+        let now = Instant::now();
+        let third = members.take_in(2, &session(), now).unwrap();
+        members.forget_silent(2, third.member);
+        members.take_in(2, &session(), now).unwrap();
+        members.look(now + Duration::from_secs(60));
+        assert!(members.all[2].stage == Stage::Awaited);
         members.say_farewell();
-        assert_eq!(told(&first, 5), ["lost 0"]);
+        assert_eq!(told(&members, 3), ["lost 0"]);
     }
 
     #[test]
     fn who_does_not_read_is_lost() {
         let mut members = members(Duration::from_secs(6));
-        let first = come(&mut members, 0, &Session::new().unwrap());
-        come(&mut members, 1, &Session::new().unwrap());
-        for restart in 0..2 * WAITING_MAX as u32 {
-            members.note(0, first.connection, done(restart));
-            first.outbox.acknowledge(u64::from(restart));
+        let mut connected = Connected(Vec::new());
+        let first = connected.come(&mut members, 0, &session());
+        connected.come(&mut members, 1, &session());
+        for number in 0..2 * WAITING_MAX as u64 {
+            done(&mut members, 0, &first, number);
+            connected.0[0].has = number;
+            if number.is_multiple_of(100) {
+                members.note_census(&connected.0, Instant::now());
+            }
         }
         assert!(members.all[1].stage == Stage::Awaited);
         assert!(members.all[0].stage == Stage::Here);
+    }
+
+    /// Admits hosts 1 to `last` of a job with this arity, each at the door that its number names.
+    fn tree(arity: usize, last: usize) -> (Members, Vec<Session>, Vec<Admitted>) {
+        let mut members = Members::new(terms(last + 1, Duration::from_secs(6)), arity);
+        let (mut sessions, mut all) = (Vec::new(), Vec::new());
+        for host in 0..=last {
+            let mut session = session();
+            session.door = Some(([127, 0, 0, 1], 1000 + host as u16).into());
+            all.push(members.take_in(host, &session, Instant::now()).unwrap());
+            sessions.push(session);
+        }
+        (members, sessions, all)
+    }
+
+    #[test]
+    fn launchers_are_a_tree_that_is_filled_from_the_top() {
+        let (_, _, all) = tree(2, 8);
+        let parents: Vec<usize> = all
+            .iter()
+            .map(|admitted| admitted.parent.map_or(0, |parent| parent.host))
+            .collect();
+        // The launcher of host 0 is at the relay.
+        assert_eq!(parents, [0, 0, 0, 1, 2, 1, 2, 3, 4]);
+        let (_, _, few) = tree(16, 16);
+        assert!(few.iter().all(|admitted| admitted.parent.is_none()));
+    }
+
+    #[test]
+    fn a_launcher_is_never_sent_below_itself_nor_where_it_cannot_go() {
+        let (mut members, mut sessions, _) = tree(2, 8);
+        let now = Instant::now();
+        let mut parent = |host: usize, session: &mut Session| {
+            again(session, 0);
+            let admitted = members.take_in(host, session, now).unwrap();
+            admitted.parent.map(|parent| parent.host)
+        };
+        // The launchers 3, 5 and 7 are below 1, and there is room at the relay.
+        assert_eq!(parent(1, &mut sessions[1]), None);
+        assert_eq!(parent(3, &mut sessions[3]), Some(1));
+        sessions[3].avoid = [1].into();
+        assert_eq!(parent(3, &mut sessions[3]), Some(5));
+        sessions[3].avoid = [1, 4, 5, 6].into();
+        assert_eq!(parent(3, &mut sessions[3]), Some(8), "7 is below 3");
+        sessions[3].avoid = (1..=8).collect();
+        assert_eq!(parent(3, &mut sessions[3]), None, "there is no other way");
+    }
+
+    /// A list that was true before a launcher had moved does not count for it, nor for who is
+    /// below it.
+    #[test]
+    fn an_old_list_says_nothing_of_a_launcher_that_has_moved() {
+        let (mut members, mut sessions, all) = tree(2, 4);
+        let now = Instant::now();
+        let at = |host: usize, depth, attach, is_closed| Listed {
+            depth,
+            attach,
+            is_closed,
+            ..listed(host, &all[host])
+        };
+        let here = |host, depth| at(host, depth, 1, None);
+        let before = [here(0, 0), here(1, 0), here(3, 1), here(2, 0), here(4, 1)];
+        members.note_census(&before, now);
+        assert!(members.all.iter().all(|member| member.stage == Stage::Here));
+        // Host 1 has moved to host 2; the relay still has its old connection.
+        sessions[1].avoid = BTreeSet::new();
+        again(&mut sessions[1], 0);
+        members.take_in(1, &sessions[1], now).unwrap();
+        let moved = [
+            here(0, 0),
+            at(1, 0, 1, Some(true)),
+            here(2, 0),
+            at(1, 1, 2, None),
+            here(3, 2),
+            here(4, 1),
+        ];
+        members.note_census(&moved, now);
+        assert!(members.all.iter().all(|member| member.stage == Stage::Here));
+        assert_eq!(members.all[1].link.as_ref().unwrap().parent, Some(2));
+        // An inner launcher is gone: who was below it is away, for as long as any other.
+        let gone = [here(0, 0), at(2, 0, 1, Some(true))];
+        members.note_census(&gone, now);
+        for host in 1..5 {
+            assert!(
+                matches!(members.all[host].stage, Stage::Away { .. }),
+                "{host}"
+            );
+        }
+        // Those that find another parent are not lost with it.
+        for host in [1, 4] {
+            again(&mut sessions[host], 5);
+            members.take_in(host, &sessions[host], now).unwrap();
+        }
+        let back = [here(0, 0), at(1, 0, 3, None), here(3, 1), at(4, 0, 2, None)];
+        members.note_census(&back, now);
+        members.look(now + Duration::from_secs(7));
+        assert_eq!(told(&members, 5), ["lost 2"]);
+    }
+
+    #[test]
+    fn a_list_that_makes_no_sense_harms_no_other_launcher() {
+        let (mut members, _, all) = tree(2, 4);
+        let now = Instant::now();
+        let here = |host: usize, depth| Listed {
+            depth,
+            ..listed(host, &all[host])
+        };
+        let whole = [here(0, 0), here(1, 0), here(3, 1), here(2, 0), here(4, 1)];
+        members.note_census(&whole, now);
+        let mut more = whole.to_vec();
+        for (host, depth, attach, has) in [
+            (usize::MAX, u32::MAX, u64::MAX, u64::MAX),
+            (4, u32::MAX, 1, u64::MAX),
+            (4, 0, 0, 0),
+            (9, 0, 1, 1),
+        ] {
+            let member = all.get(host).map_or(u64::MAX, |one| one.member);
+            more.push(Listed {
+                host,
+                member,
+                attach,
+                has,
+                depth,
+                is_closed: None,
+            });
+        }
+        let cuts = members.note_census(&more, now);
+        assert_eq!(cuts, [(usize::MAX, u64::MAX), (9, u64::MAX)]);
+        assert!(members.all.iter().all(|member| member.stage == Stage::Here));
+        // It claims to have what there is not: posts still reach it and all others.
+        done(&mut members, 1, &all[1], 0);
+        assert_eq!(told(&members, 5), ["done 1 0"]);
     }
 }

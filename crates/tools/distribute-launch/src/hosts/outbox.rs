@@ -1,5 +1,5 @@
-//! Posts that wait until the other side of a connection confirms them: a broken connection
-//! loses none if another one follows in time.
+//! A launcher's own posts, which wait until they come back from the relay among the posts of all:
+//! a connection that breaks, here or further up, loses none if another one follows in time.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use crate::posts::Post;
 
-/// How many posts wait for one launcher, or for the relay, before it counts as lost.
+/// How many posts of one launcher wait for the relay before it counts as lost.
 pub const WAITING_MAX: usize = 4096;
 
 /// How a launcher, or the relay, leaves.
@@ -22,7 +22,8 @@ pub enum Farewell {
 
 /// What to send next on a connection.
 pub enum Next {
-    Post(Box<Post>),
+    /// The post of this number.
+    Post(u64, Box<Post>),
     Farewell(Farewell),
     /// Another connection has taken the place of this one.
     Replaced,
@@ -39,6 +40,8 @@ struct State {
     posts: VecDeque<Post>,
     /// The number of the first post in `posts`: all before it have arrived.
     first: u64,
+    /// The number of the post that is sent next.
+    cursor: u64,
     farewell: Option<Farewell>,
     /// The number of the current connection.
     connection: u64,
@@ -91,6 +94,15 @@ impl Outbox {
         while state.first < received && state.posts.pop_front().is_some() {
             state.first += 1;
         }
+        state.cursor = state.cursor.max(state.first);
+    }
+
+    /// What was sent may have been lost on its way: sends again all that is not confirmed.
+    pub fn rewind(&self) {
+        let mut state = self.state();
+        state.cursor = state.first;
+        drop(state);
+        self.changed.notify_waiters();
     }
 
     /// Begins a connection that goes on with the post of number `received`; earlier ones have
@@ -101,6 +113,7 @@ impl Outbox {
         if state.first != received {
             return None;
         }
+        state.cursor = received;
         state.connection += 1;
         let connection = state.connection;
         drop(state);
@@ -108,25 +121,28 @@ impl Outbox {
         Some(connection)
     }
 
-    /// Waits for the post of this number and returns it, for this connection.
-    pub async fn next(&self, connection: u64, number: u64) -> Next {
+    /// Takes what is to be sent next on this connection, if there is anything.
+    pub fn take(&self, connection: u64) -> Option<Next> {
+        let mut state = self.state();
+        if state.connection != connection {
+            return Some(Next::Replaced);
+        }
+        let number = state.cursor;
+        let index = number.checked_sub(state.first);
+        let index = index.and_then(|index| usize::try_from(index).ok());
+        if let Some(post) = index.and_then(|index| state.posts.get(index)).cloned() {
+            state.cursor += 1;
+            return Some(Next::Post(number, Box::new(post)));
+        }
+        state.farewell.map(Next::Farewell)
+    }
+
+    /// Waits for what is to be sent next on this connection.
+    pub async fn next(&self, connection: u64) -> Next {
         loop {
             let changed = self.changed.notified();
-            {
-                let state = self.state();
-                if state.connection != connection {
-                    return Next::Replaced;
-                }
-                let index = number.checked_sub(state.first);
-                let index = index.and_then(|index| usize::try_from(index).ok());
-                match (
-                    index.and_then(|index| state.posts.get(index)),
-                    state.farewell,
-                ) {
-                    (Some(post), _) => return Next::Post(Box::new(post.clone())),
-                    (None, Some(farewell)) => return Next::Farewell(farewell),
-                    (None, None) => {}
-                }
+            if let Some(next) = self.take(connection) {
+                return next;
             }
             changed.await;
         }
@@ -185,12 +201,7 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use tokio::time::timeout;
-
     use super::*;
-    use crate::hosts::wire::runtime;
     use crate::posts::PostBody;
 
     fn post(restart: u32) -> Post {
@@ -201,37 +212,50 @@ mod tests {
         }
     }
 
-    async fn next(outbox: &Outbox, connection: u64, number: u64) -> Option<u32> {
-        let next = timeout(Duration::from_millis(20), outbox.next(connection, number)).await;
-        match next {
-            Ok(Next::Post(post)) => Some(post.restart),
-            _ => None,
+    /// The posts on their way over a connection.
+    fn all(outbox: &Outbox, connection: u64) -> Vec<(u64, u32)> {
+        let mut all = Vec::new();
+        while let Some(Next::Post(number, post)) = outbox.take(connection) {
+            all.push((number, post.restart));
         }
+        all
     }
 
     #[test]
     fn a_second_connection_goes_on_with_what_has_not_arrived() {
-        runtime().unwrap().block_on(async {
-            let outbox = Outbox::new();
-            let first = outbox.connect(0).unwrap();
-            (0..5).for_each(|number| assert!(outbox.push(post(number))));
-            for number in 0..5 {
-                assert_eq!(next(&outbox, first, number).await, Some(number as u32));
-            }
-            // The other side has received two posts.
-            let second = outbox.connect(2).unwrap();
-            assert!(matches!(outbox.next(first, 5).await, Next::Replaced));
-            assert_eq!(next(&outbox, second, 2).await, Some(2));
-            assert_eq!(next(&outbox, second, 5).await, None);
-            outbox.acknowledge(4);
-            assert!(outbox.connect(3).is_none(), "the fourth is gone");
-            outbox.close(Farewell::JobEnded);
-            outbox.close(Farewell::Quit);
-            let third = outbox.connect(4).unwrap();
-            assert_eq!(next(&outbox, third, 4).await, Some(4));
-            let end = outbox.next(third, 5).await;
-            assert!(matches!(end, Next::Farewell(Farewell::JobEnded)));
-        });
+        let outbox = Outbox::new();
+        let first = outbox.connect(0).unwrap();
+        (0..5).for_each(|number| assert!(outbox.push(post(number))));
+        assert_eq!(
+            all(&outbox, first),
+            [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
+        );
+        // The other side has received two posts.
+        let second = outbox.connect(2).unwrap();
+        assert!(matches!(outbox.take(first), Some(Next::Replaced)));
+        assert_eq!(all(&outbox, second), [(2, 2), (3, 3), (4, 4)]);
+        outbox.acknowledge(4);
+        assert!(outbox.connect(3).is_none(), "the fourth is gone");
+        outbox.close(Farewell::JobEnded);
+        outbox.close(Farewell::Quit);
+        let third = outbox.connect(4).unwrap();
+        assert_eq!(all(&outbox, third), [(4, 4)]);
+        let end = outbox.take(third);
+        assert!(matches!(end, Some(Next::Farewell(Farewell::JobEnded))));
+    }
+
+    #[test]
+    fn what_was_lost_further_up_is_sent_again_on_the_same_connection() {
+        let outbox = Outbox::new();
+        let connection = outbox.connect(0).unwrap();
+        (0..3).for_each(|number| assert!(outbox.push(post(number))));
+        assert_eq!(all(&outbox, connection).len(), 3);
+        outbox.acknowledge(1);
+        outbox.rewind();
+        assert_eq!(all(&outbox, connection), [(1, 1), (2, 2)]);
+        outbox.acknowledge(3);
+        outbox.rewind();
+        assert!(all(&outbox, connection).is_empty());
     }
 
     #[test]
@@ -243,9 +267,7 @@ mod tests {
         assert!(outbox.push(post(1)));
         outbox.attach();
         assert!(outbox.push(post(2)));
-        runtime().unwrap().block_on(async {
-            let connection = outbox.connect(0).unwrap();
-            assert_eq!(next(&outbox, connection, 0).await, Some(2));
-        });
+        let connection = outbox.connect(0).unwrap();
+        assert_eq!(all(&outbox, connection), [(0, 2)]);
     }
 }

@@ -1,40 +1,40 @@
 //! The relay, in the launcher of host 0: it passes every post to all launchers, in one order.
 //!
 //! All launchers see the same posts in the same order, so all make the same decisions by
-//! themselves. The relay decides nothing.
+//! themselves. The relay decides nothing but who is connected to whom: launchers are a tree, each
+//! with a few children, so that a job may have many hosts.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use distribute_net::exchange::{self, ExchangeError};
-use distribute_net::handshake::{Hello, Secret};
+use distribute_net::handshake::Hello;
 use distribute_net::peers::{self, Connection};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_stream::{Stream, StreamExt};
 
 use crate::error::{LaunchError, Result};
 use crate::events::Event;
-use crate::hosts::members::{Admitted, LinkEvent, Members, Rejection};
+use crate::hosts::branch::{Branch, LinkEvent, Upward};
+use crate::hosts::children::{FAREWELL_TIME, Greeting, Inbox, NO_TLS, ProvenPeer, serve};
+use crate::hosts::members::{Admitted, Members};
 use crate::hosts::outbox::WAITING_MAX;
 use crate::hosts::part::Part;
 use crate::hosts::wait::{WaitOutcome, WaitReport};
-use crate::hosts::wire::{
-    Frame, Pace, Session, Settings, Terms, hello, receive, runtime, send, write,
-};
+use crate::hosts::wire::{Frame, Pace, Session, Settings, Terms, Welcome, hello, runtime};
 use crate::job::hosts::Hosts;
 use crate::report::console::Screen;
 use crate::thread_scope::ThreadScope;
 
 /// How often the relay checks whether a member is away for too long.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long the relay waits at its end until the last posts are sent.
-const FAREWELL_TIME: Duration = Duration::from_secs(5);
+/// Within this time, changes of who is connected are told as one.
+const GATHERING: Duration = Duration::from_millis(10);
 /// How often the same refusal is reported.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
 /// How many refusals are remembered for that.
@@ -103,7 +103,7 @@ impl Relay {
             secret: hosts.security.secret(),
             turned_away,
         };
-        let members = Members::new(terms);
+        let members = Members::new(terms, hosts.arity);
         let pace = terms.pace();
         let (stopper, stop) = oneshot::channel();
         threads.spawn("relay", move || {
@@ -171,17 +171,113 @@ fn own_hello(hosts: &Hosts, terms: Terms) -> io::Result<Hello> {
     hello(hosts, dialled, &settings)
 }
 
+/// The relay and the launchers that are connected to it.
+struct Centre<'a> {
+    members: Members,
+    branch: Branch,
+    told: Refusals<'a>,
+    inbox: Inbox,
+    served: JoinSet<()>,
+    pace: Pace,
+    /// Whether the list of who is connected has changed since the members were told of it, and when
+    /// they were told last.
+    has_changed: bool,
+    told_at: Instant,
+}
+
+impl Centre<'_> {
+    /// A launcher has proven itself.
+    fn meet(&mut self, peer: ProvenPeer) {
+        let is_for_host = |name: &str| peer.is_for_host(name);
+        let now = Instant::now();
+        let admitted = self
+            .members
+            .admit(peer.host, &peer.settings, is_for_host, now);
+        let Admitted {
+            member,
+            received,
+            next,
+            here,
+            attach,
+            parent,
+        } = match admitted {
+            Ok(admitted) => admitted,
+            Err(rejection) => {
+                self.told.tell(&peer.address(), &rejection.why);
+                self.served.spawn(peer.refuse(rejection, self.pace));
+                return;
+            }
+        };
+        let welcome = Welcome {
+            member,
+            received,
+            next,
+            here,
+            parent,
+        };
+        if parent.is_some() {
+            self.served.spawn(peer.send_away(welcome, self.pace));
+        } else if let Some(taken) = self.branch.take(peer.host, member, attach, next) {
+            let (log, inbox) = (Arc::clone(self.members.log()), self.inbox.clone());
+            let served = serve(peer, taken, welcome, log, inbox, self.pace);
+            self.served.spawn(served);
+        }
+    }
+
+    /// A connection reports something.
+    fn note(&mut self, host: usize, connection: u64, said: LinkEvent) {
+        let now = Instant::now();
+        match self.branch.note(host, connection, said, now) {
+            Upward::Nothing => {}
+            Upward::Changed => self.has_changed = true,
+            Upward::Silent { host, member } => self.members.forget_silent(host, member),
+            Upward::Forward(frame) => match *frame {
+                Frame::Up(up) => self.members.relay(*up, now),
+                Frame::Left { host, member, .. } => self.members.left(host, member),
+                _ => {}
+            },
+        }
+    }
+
+    /// Tells the members who is connected.
+    fn take_stock(&mut self) {
+        let now = Instant::now();
+        (self.has_changed, self.told_at) = (false, now);
+        let cuts = self.members.note_census(&self.branch.census(), now);
+        for (host, member) in cuts {
+            self.branch.cut(host, member);
+        }
+    }
+
+    fn look(&mut self) {
+        let now = Instant::now();
+        self.branch.look(now);
+        self.take_stock();
+        self.members.look(now);
+    }
+}
+
 async fn run(
     mut connections: impl Stream<Item = io::Result<Connection>> + Unpin,
     greeting: Greeting,
-    mut members: Members,
+    members: Members,
     pace: Pace,
     mut refusals: mpsc::Receiver<(String, String)>,
-    mut told: Refusals<'_>,
+    told: Refusals<'_>,
     mut stop: oneshot::Receiver<()>,
 ) {
     let (inbox, mut said) = mpsc::channel(WAITING_MAX);
-    let (mut greetings, mut served) = (JoinSet::new(), JoinSet::new());
+    let mut greetings = JoinSet::new();
+    let mut centre = Centre {
+        members,
+        branch: Branch::new(pace.away()),
+        told,
+        inbox,
+        served: JoinSet::new(),
+        pace,
+        has_changed: false,
+        told_at: Instant::now(),
+    };
     let mut looks = interval(LOOK_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -193,134 +289,22 @@ async fn run(
             Some(greeted) = greetings.join_next() => {
                 // An unauthenticated peer gets no answer.
                 if let Ok(Ok(peer)) = greeted {
-                    let guard = peer.connection.guard();
-                    let is_for_host = |name: &str| guard.channel().is_for_host(name);
-                    let admitted = members.admit(peer.host, &peer.settings, is_for_host);
-                    if let Err(rejection) = &admitted {
-                        told.tell(&peer.address(), &rejection.why);
-                    }
-                    served.spawn(serve(peer, admitted, inbox.clone(), pace));
+                    centre.meet(peer);
                 }
             }
-            Some((host, connection, frame)) = said.recv() => {
-                members.note(host, connection, frame);
+            Some((host, connection, frame)) = said.recv() => centre.note(host, connection, frame),
+            Some((who, why)) = refusals.recv() => centre.told.tell(&who, &why),
+            () = sleep_until((centre.told_at + GATHERING).into()), if centre.has_changed => {
+                centre.take_stock();
             }
-            Some((who, why)) = refusals.recv() => told.tell(&who, &why),
-            _ = looks.tick() => members.look(Instant::now()),
-            Some(_) = served.join_next() => {}
+            _ = looks.tick() => centre.look(),
+            Some(_) = centre.served.join_next() => {}
         }
     }
     // Members still get the last posts; unauthenticated peers do not.
     drop((connections, greetings, said));
-    members.say_farewell();
+    centre.members.say_farewell();
+    let mut served = centre.served;
     let all_served = async { while served.join_next().await.is_some() {} };
     let _late = timeout(FAREWELL_TIME, all_served).await;
-}
-
-/// The refusal of a connection without TLS, where this side uses TLS.
-const NO_TLS: &str = "it began no TLS handshake; give all launchers their --certs DIR";
-
-/// The relay's side of every handshake.
-#[derive(Clone)]
-struct Greeting {
-    hello: Hello,
-    secret: Secret,
-    /// Refusals: the address, and the reason.
-    turned_away: mpsc::Sender<(String, String)>,
-}
-
-/// An authenticated launcher.
-struct ProvenPeer {
-    host: usize,
-    settings: Settings,
-    connection: Connection,
-}
-
-impl ProvenPeer {
-    /// Its address, as shown in reports.
-    fn address(&self) -> String {
-        format!("{} (host {}):0", self.settings.own_address, self.host)
-    }
-}
-
-impl Greeting {
-    /// Both sides prove that they know the token. The guard of the connection sets the deadline.
-    async fn exchange(self, mut connection: Connection) -> io::Result<ProvenPeer> {
-        let greeted = exchange::listen(&mut connection, self.hello, &self.secret).await;
-        let greeted = greeted.map_err(|error| {
-            if let (ExchangeError::Refused(why), Ok(address)) = (&error, connection.peer_addr()) {
-                // In a flood only a few are reported.
-                let _many = self
-                    .turned_away
-                    .try_send((address.to_string(), why.to_string()));
-            }
-            io::Error::other(error)
-        });
-        let peer = greeted?.peer;
-        Ok(ProvenPeer {
-            // A number that is too large belongs to no host.
-            host: usize::try_from(peer.identity.task).unwrap_or(usize::MAX),
-            settings: peer.read_details().map_err(io::Error::other)?,
-            connection,
-        })
-    }
-}
-
-/// Serves one connection of a launcher until it or the relay goes.
-async fn serve(
-    peer: ProvenPeer,
-    admitted: Result<Admitted, Rejection>,
-    inbox: mpsc::Sender<(usize, u64, LinkEvent)>,
-    pace: Pace,
-) {
-    let ProvenPeer {
-        host,
-        mut connection,
-        ..
-    } = peer;
-    let limit = pace.silence();
-    let Admitted {
-        outbox,
-        received,
-        connection: number,
-        next,
-    } = match admitted {
-        Ok(admitted) => admitted,
-        Err(Rejection { why, may_pass }) => {
-            let refused = if may_pass {
-                Frame::NotYet(why)
-            } else {
-                Frame::Refused(why)
-            };
-            let _gone = send(limit, &mut connection, &refused).await;
-            return;
-        }
-    };
-    let welcome = Frame::Welcome(received.load(Ordering::Relaxed));
-    if send(limit, &mut connection, &welcome).await.is_err() {
-        let said = LinkEvent::Broken { is_closed: true };
-        let _over = inbox.send((host, number, said)).await;
-        return;
-    }
-    let (mut reader, writer) = tokio::io::split(connection);
-    let read = async {
-        loop {
-            let frame = match receive(limit, &mut reader).await {
-                Ok(frame) => frame,
-                Err(error) => return error.kind() != io::ErrorKind::TimedOut,
-            };
-            let is_last = matches!(frame, Frame::Bye | Frame::Quit);
-            let _over = inbox.send((host, number, LinkEvent::Frame(frame))).await;
-            if is_last {
-                return true;
-            }
-        }
-    };
-    let is_closed = tokio::select! {
-        is_closed = read => is_closed,
-        _written = write(writer, &outbox, number, next, &received, pace) => false,
-    };
-    // Ignored if the connection has been replaced or its launcher has left.
-    let said = LinkEvent::Broken { is_closed };
-    let _over = inbox.send((host, number, said)).await;
 }

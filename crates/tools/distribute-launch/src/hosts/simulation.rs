@@ -1,11 +1,16 @@
 //! Jobs of up to four hosts in a simulated network: launchers come, leave, are lost and come again,
 //! workers are killed, at any moment, also while a loss is being handled. The state machine of the
 //! members and what launchers make of posts run as they are; the relay, clocks and processes are
-//! simulated. A run is its seed, so one that fails can be run again.
+//! simulated. Jobs of 7 to 15 hosts have their launchers in a tree, of which only the connections
+//! are simulated: these break, fall silent, and inner launchers are lost. A run is its seed, so one
+//! that fails can be run again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use rstest::rstest;
+
+use crate::hosts::simulated_tree::{Change, Random, Tree};
 use crate::job::cluster::Cluster;
 use crate::job::task::{Role, Task};
 use crate::job::workers::WorkerRange;
@@ -20,27 +25,16 @@ const SEEDS: u64 = 1200;
 const SLOW_SEEDS: u64 = 400;
 /// Seeds with which a run once failed, kept for good: one per line, with what was wrong.
 const FAILED_ONCE: &str = include_str!("simulation_seeds.txt");
+/// Further seeds, with a tree of launchers.
+const TREE_SEEDS: u64 = 1200;
+/// The first of them.
+const FIRST_TREE_SEED: u64 = 1 << 32;
+/// How many launchers connect to one in a tree.
+const ARITY: usize = 2;
 const STEPS: u64 = 60;
 const CHECKPOINT_STEPS: u64 = 7;
 /// A run with more actions than this hangs.
 const ACTIONS_MAX: u32 = 200_000;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % limit as u64) as usize
-    }
-
-    fn once_in(&mut self, times: usize) -> bool {
-        self.below(times) == 0
-    }
-}
 
 struct Worker {
     rank: usize,
@@ -107,7 +101,7 @@ struct World {
     random: Random,
     rules: Rules,
     now: Duration,
-    relay: Vec<Post>,
+    network: Network,
     hosts: Vec<Option<Launcher>>,
     /// The steps that were trained, and how many of them the last checkpoint holds.
     trained: Vec<u64>,
@@ -118,6 +112,54 @@ struct World {
     faults: usize,
     /// Whether workers may also be slow for long.
     has_slow: bool,
+}
+
+/// How posts get from launcher to launcher.
+enum Network {
+    /// All have them at once.
+    Flat(Vec<Post>),
+    Tree(Box<Tree>),
+}
+
+impl Network {
+    /// A launcher posts something.
+    fn say(&mut self, post: Post) {
+        match self {
+            Network::Flat(posts) => posts.push(post),
+            Network::Tree(tree) => tree.say(post),
+        }
+    }
+
+    /// The post of this number, once it has come to a launcher.
+    fn heard(&self, host: usize, number: usize) -> Option<Post> {
+        match self {
+            Network::Flat(posts) => posts.get(number).cloned(),
+            Network::Tree(tree) => tree.heard(host, number as u64),
+        }
+    }
+
+    /// How many posts there are.
+    fn len(&self) -> usize {
+        match self {
+            Network::Flat(posts) => posts.len(),
+            Network::Tree(tree) => tree.end() as usize,
+        }
+    }
+
+    /// A launcher leaves.
+    fn leave(&mut self, host: usize) {
+        match self {
+            Network::Flat(posts) => posts.push(post(host, 0, PostBody::Lost)),
+            Network::Tree(tree) => tree.leave(host),
+        }
+    }
+
+    fn as_tree(&mut self) -> Option<&mut Tree> {
+        match self {
+            Network::Flat(_) => None,
+            Network::Tree(tree) => Some(tree),
+        }
+    }
 }
 
 fn post(host: usize, restart: u32, item: PostBody) -> Post {
@@ -131,7 +173,17 @@ fn post(host: usize, restart: u32, item: PostBody) -> Post {
 impl World {
     fn new(seed: u64) -> World {
         let mut random = Random(seed);
-        let hosts = 1 + random.below(4);
+        let is_tree = seed >= FIRST_TREE_SEED;
+        let hosts = if is_tree {
+            7 + random.below(9)
+        } else {
+            1 + random.below(4)
+        };
+        let network = if is_tree {
+            Network::Tree(Box::new(Tree::new(hosts, ARITY)))
+        } else {
+            Network::Flat(Vec::new())
+        };
         let most = hosts + random.below(5);
         let rules = Rules {
             workers: WorkerRange {
@@ -144,48 +196,101 @@ impl World {
             join_timeout: Duration::from_secs(300),
         };
         World {
-            faults: random.below(8),
+            faults: random.below(8) + if is_tree { 4 } else { 0 },
             random,
             rules,
             now: Duration::ZERO,
-            relay: Vec::new(),
+            network,
             hosts: (0..hosts).map(|_| None).collect(),
             trained: Vec::new(),
             checkpoint: 0,
             attempt: None,
             newest: None,
-            has_slow: seed >= SEEDS,
+            has_slow: (SEEDS..SEEDS + SLOW_SEEDS).contains(&(seed % FIRST_TREE_SEED)),
         }
     }
 
     fn come(&mut self, host: usize) {
-        let mut posts = Posts::new(self.rules.hosts, true);
-        for (other, launcher) in self.hosts.iter().enumerate() {
-            if launcher.is_some() {
-                posts.record(post(other, 0, PostBody::Came)).unwrap();
+        if let Network::Tree(tree) = &mut self.network {
+            if !tree.is_there(host) {
+                tree.come(host);
             }
+            return;
         }
+        let here = self.hosts.iter().enumerate();
+        let here: Vec<usize> = here
+            .filter(|(_, launcher)| launcher.is_some())
+            .map(|(other, _)| other)
+            .collect();
+        let seen = self.network.len();
+        self.join(host, &here, seen);
+        self.network.say(post(host, 0, PostBody::Came));
+    }
+
+    /// A launcher has joined; `here` are the others, and `seen` posts were before.
+    fn join(&mut self, host: usize, here: &[usize], seen: usize) {
+        let mut posts = Posts::new(self.rules.hosts, true);
         let mut membership = (host == 0).then(|| Membership::new(self.rules.clone()));
-        for (other, launcher) in self.hosts.iter().enumerate() {
-            if let Some(membership) = membership.as_mut().filter(|_| launcher.is_some()) {
-                membership.note_arrival(other);
+        for other in here {
+            posts.record(post(*other, 0, PostBody::Came)).unwrap();
+            if let Some(membership) = &mut membership {
+                membership.note_arrival(*other);
             }
         }
         self.hosts[host] = Some(Launcher {
             posts,
-            seen: self.relay.len(),
+            seen,
             membership,
             has_decided: false,
             outcome: None,
             stage: Stage::Waiting,
             is_leaving: false,
         });
-        self.relay.push(post(host, 0, PostBody::Came));
+    }
+
+    /// Something happens in the tree of launchers.
+    fn act_in_tree(&mut self) {
+        let Some(tree) = self.network.as_tree() else {
+            return;
+        };
+        for _step in 0..8 {
+            tree.act(&mut self.random);
+        }
+        for change in tree.take_changes() {
+            match change {
+                Change::Joined { host, here } => {
+                    let seen = self.network.as_tree().map_or(0, |tree| tree.begin(host));
+                    self.join(host, &here, seen as usize);
+                }
+                // Its processes end with it.
+                Change::Ended { host } => self.hosts[host] = None,
+            }
+        }
+    }
+
+    /// A launcher of a tree is killed, or its connection to its parent breaks.
+    fn fault_in_tree(&mut self, host: usize) -> bool {
+        let (is_silent, is_killed) = (self.random.once_in(2), self.random.once_in(3));
+        let time = Duration::from_secs(self.random.below(90) as u64);
+        let Some(tree) = self.network.as_tree().filter(|_| host > 0) else {
+            return false;
+        };
+        if is_killed {
+            tree.kill(host, is_silent);
+            self.hosts[host] = None;
+        } else {
+            tree.cut(host, is_silent, time);
+        }
+        true
     }
 
     /// Injects a fault.
     fn fault(&mut self) {
         let host = self.random.below(self.rules.hosts);
+        let is_tree = matches!(self.network, Network::Tree(_));
+        if is_tree && self.random.once_in(2) && self.fault_in_tree(host) {
+            return;
+        }
         let (kill, leave) = (self.random.once_in(2), self.random.once_in(2));
         let Some(launcher) = &mut self.hosts[host] else {
             return self.come(host);
@@ -193,7 +298,7 @@ impl World {
         match &mut launcher.stage {
             Stage::Running { plan, .. } if self.has_slow && !leave => {
                 let slow = PostBody::Slow("a worker is slow".to_owned());
-                self.relay.push(post(host, plan.start, slow));
+                self.network.say(post(host, plan.start, slow));
             }
             Stage::Running { workers, .. } if kill && !workers.is_empty() => {
                 let worker = self.random.below(workers.len());
@@ -202,11 +307,11 @@ impl World {
             Stage::Ended(_) => {}
             Stage::Running { plan, .. } if host > 0 && leave && !launcher.is_leaving => {
                 launcher.is_leaving = true;
-                self.relay.push(post(host, plan.start, PostBody::Leave));
+                self.network.say(post(host, plan.start, PostBody::Leave));
             }
             _ if host > 0 && !kill => {
                 self.hosts[host] = None;
-                self.relay.push(post(host, 0, PostBody::Lost));
+                self.network.leave(host);
             }
             _ => {}
         }
@@ -214,13 +319,22 @@ impl World {
 
     fn act(&mut self) {
         let is_over = self.is_over(0);
-        if self.faults > 0 && !is_over && self.random.once_in(60) {
+        // A tree takes its time to meet: the faults are for the job.
+        let has_begun = self.newest.is_some() || matches!(self.network, Network::Flat(_));
+        if self.faults > 0 && has_begun && !is_over && self.random.once_in(60) {
             self.faults -= 1;
             return self.fault();
         }
+        self.act_in_tree();
         let host = self.random.below(self.rules.hosts);
         match self.random.below(8) {
-            0 => self.now += Duration::from_millis(self.random.below(2000) as u64),
+            0 => {
+                let time = Duration::from_millis(self.random.below(2000) as u64);
+                self.now += time;
+                if let Some(tree) = self.network.as_tree() {
+                    tree.wait(time);
+                }
+            }
             // Only host 0 has to join by itself.
             1 if self.hosts[host].is_none() => {
                 if !is_over && (host == 0 || self.random.once_in(20)) {
@@ -238,7 +352,7 @@ impl World {
         let Some(launcher) = &mut self.hosts[host] else {
             return;
         };
-        let Some(heard) = self.relay.get(launcher.seen).cloned() else {
+        let Some(heard) = self.network.heard(host, launcher.seen) else {
             return;
         };
         launcher.seen += 1;
@@ -291,8 +405,9 @@ impl World {
             }
         }
         let restart = launcher.posts.restart();
-        self.relay
-            .extend(said.map(|item| post(host, restart, item)));
+        if let Some(item) = said {
+            self.network.say(post(host, restart, item));
+        }
         // A launcher that waits acts on each post before it reads the next one.
         for _stage in 0..3 {
             let stage = self.hosts[host].as_ref().map(|launcher| &launcher.stage);
@@ -393,7 +508,7 @@ impl World {
             over @ Stage::Ended(_) => over,
         };
         if launcher.is_leaving && matches!(launcher.stage, Stage::Waiting) {
-            return self.relay.push(post(host, 0, PostBody::Lost));
+            return self.network.leave(host);
         }
         self.hosts[host] = Some(launcher);
     }
@@ -405,7 +520,7 @@ impl World {
                 launcher.has_decided = false;
                 launcher.posts.begin_plan(&plan);
                 let ready = PostBody::Ready(String::new(), Cluster::default());
-                self.relay.push(post(host, plan.start, ready));
+                self.network.say(post(host, plan.start, ready));
                 return Stage::Preparing(plan);
             }
             None => {}
@@ -432,7 +547,7 @@ impl World {
             };
             launcher.has_decided = true;
             let restart = launcher.posts.restart();
-            self.relay.push(post(host, restart, item));
+            self.network.say(post(host, restart, item));
         }
         Stage::Waiting
     }
@@ -517,7 +632,7 @@ impl World {
                 worker.is_told = true;
                 is_stopping = true;
                 let failed = PostBody::Failed(worker.task(), worker.ending.unwrap());
-                self.relay.push(post(host, plan.start, failed));
+                self.network.say(post(host, plan.start, failed));
             }
         }
         if workers.iter().any(|worker| worker.ending.is_none()) {
@@ -541,7 +656,7 @@ impl World {
         };
         let reports = workers.iter().map(|worker| worker.report(host)).collect();
         let ended = PostBody::Ended(AttemptResult::new(verdict, reports));
-        self.relay.push(post(host, plan.start, ended));
+        self.network.say(post(host, plan.start, ended));
         Stage::Gathering(plan)
     }
 
@@ -554,13 +669,38 @@ impl World {
     /// that came when all had been said.
     fn has_ended(&self, host: usize) -> bool {
         self.hosts[host].as_ref().is_none_or(|launcher| {
-            let has_heard_all = launcher.seen == self.relay.len();
+            let has_heard_all = launcher.seen == self.network.len();
             match launcher.stage {
                 Stage::Ended(_) => true,
                 Stage::Waiting => has_heard_all,
                 _ => false,
             }
         })
+    }
+
+    /// Where all launchers are, for a run that hangs.
+    fn describe(&self) -> String {
+        let mut text = String::new();
+        for (host, launcher) in self.hosts.iter().enumerate() {
+            let Some(one) = launcher else {
+                continue;
+            };
+            let stage = match &one.stage {
+                Stage::Waiting => "waits".to_owned(),
+                Stage::Preparing(plan) => format!("prepares {plan:?}"),
+                Stage::Running { plan, workers, .. } => {
+                    format!("runs {} of {plan:?}", workers.len())
+                }
+                Stage::Gathering(plan) => format!("gathers {plan:?}"),
+                Stage::Ended(_) => "has ended".to_owned(),
+            };
+            let (seen, here) = (one.seen, one.posts.here());
+            text += &format!("\nhost {host} has {seen} posts, here {here:?}, {stage}");
+        }
+        match &self.network {
+            Network::Flat(_) => text,
+            Network::Tree(tree) => text + &tree.describe(),
+        }
     }
 
     /// Every launcher has ended alike, and host 0 with the right state or one named cause.
@@ -632,7 +772,8 @@ fn run(seed: u64) -> (String, Option<Plan>) {
     let mut actions = 0;
     while !is_over(&world) {
         actions += 1;
-        assert!(actions < ACTIONS_MAX, "seed {seed} hangs");
+        let state = || world.describe();
+        assert!(actions < ACTIONS_MAX, "seed {seed} hangs: {}", state());
         world.act();
     }
     world.check_end();
@@ -667,6 +808,28 @@ fn jobs_end_with_every_step_once_or_one_cause() {
     // The seeds reach everything that can happen.
     assert!(kinds.iter().all(|kind| *kind > 10), "{kinds:?}");
     assert!(counts.iter().all(|count| *count > 200), "{counts:?}");
+}
+
+/// Inner launchers are lost, and connections of the tree break or fall silent.
+#[rstest]
+fn jobs_whose_launchers_are_a_tree_end_alike(#[values(0, 1, 2, 3)] part: u64) {
+    let (mut succeeded, mut counts) = (0, [0; 3]);
+    let seeds = FIRST_TREE_SEED..FIRST_TREE_SEED + TREE_SEEDS;
+    for seed in seeds.filter(|seed| seed % 4 == part) {
+        let (over, plan) = try_seed(seed);
+        succeeded += u64::from(over.starts_with("Succeeded"));
+        if let Some(Plan { counts: of, .. }) = plan {
+            counts[0] += of.restarts;
+            counts[1] += of.shrinks;
+            counts[2] += of.growths;
+        }
+    }
+    println!("{succeeded} succeeded, restarts, shrinks and growths {counts:?}");
+    assert!(
+        (100..TREE_SEEDS / 4 - 10).contains(&succeeded),
+        "{succeeded}"
+    );
+    assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
 }
 
 #[test]

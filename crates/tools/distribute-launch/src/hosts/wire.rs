@@ -3,31 +3,37 @@
 //! Every message is a text after its length, like the messages of the handshake:
 //!
 //! ```text
-//! launcher -> relay   Hello                       the handshake of all processes of a job,
-//! relay -> launcher   proof of the relay, Hello   see distribute_net::handshake
-//! launcher -> relay   proof of the launcher
-//! relay -> launcher   Welcome, or Refused or NotYet and why
-//! both                Beat, Post, Bye or Quit     from the launcher a Beat at once
+//! launcher -> relay    Hello                       the handshake of all processes of a job,
+//! relay -> launcher    proof of the relay, Hello   see distribute_net::handshake
+//! launcher -> relay    proof of the launcher
+//! relay -> launcher    Welcome, or Refused or NotYet and why
+//! launcher -> parent   Census at once, Up, Left, Bye or Quit
+//! parent -> launcher   Beat, Post, Cut, Again, Move, Bye or Quit
 //! ```
 //!
-//! The posts of each direction are numbered from 0, and each side says how many it has. A
-//! connection that breaks is followed by another one of the same session, over which the posts go
-//! on with the first that has not arrived.
+//! A launcher dials the relay, in the launcher of host 0, which admits it and says who its parent
+//! is: itself, and the connection stays; or another launcher. Then the connection ends, and the
+//! launcher dials its parent, with the same handshake. So the launchers are a tree.
+//!
+//! The posts of a launcher are numbered from 0 and travel up. The relay puts the posts of all into
+//! one order, with numbers too, which travels down: a launcher sees from it which of its own posts
+//! have arrived. Whatever breaks on the way, a launcher goes on with another parent, says up to
+//! which number it has the posts of all, and sends again its own that have not arrived.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use distribute_net::exchange::{receive_text, send_text};
 use distribute_net::handshake::{Hello, Purpose};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 
 use crate::error::{LaunchError, Result};
-use crate::hosts::outbox::{Farewell, Next, Outbox};
+use crate::hosts::log::{Entry, Line, Sender};
 use crate::hosts::part::Part;
 use crate::job::cluster::Token;
 use crate::job::hosts::Hosts;
@@ -35,7 +41,7 @@ use crate::job::workers::WorkerRange;
 use crate::posts::Post;
 
 /// The version of the protocol after the handshake.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 /// The longest interval between heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// The least time that a launcher has to connect again.
@@ -47,19 +53,82 @@ const FRAME_BYTES_MAX: usize = 4 << 20;
 /// A message after the handshake, as JSON.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Frame {
-    /// The launcher is a member of the group; the relay has this many posts from it.
-    Welcome(u64),
+    /// The launcher is a member of the group.
+    Welcome(Box<Welcome>),
     /// The launcher is refused, for this reason.
     Refused(String),
     /// The launcher is refused for now; the reason may pass.
     NotYet(String),
-    /// This many posts of the other side have arrived.
+    /// Down: all launchers have the posts of all before this number.
     Beat(u64),
-    Post(Box<Post>),
+    /// Down: the next post of all.
+    Post(Box<Entry>),
+    /// Up: the launcher has the posts of all before this number, and who is below it.
+    Census { has: u64, below: Vec<Listed> },
+    /// Up: a post of this launcher or of one below.
+    Up(Box<Up>),
+    /// Up: a launcher below has said good-bye. `is_over` tells whether its job is over.
+    Left {
+        host: usize,
+        member: u64,
+        is_over: bool,
+    },
+    /// Down: the job goes on without this launcher, which is below.
+    Cut { host: usize, member: u64 },
+    /// Down: what was sent up may be lost; all below send again what has not arrived.
+    Again,
+    /// Down: there is another parent to find.
+    Move,
     /// There are no more posts: the job is over.
     Bye,
     /// There are no more posts: the launcher gives up.
     Quit,
+}
+
+/// A launcher that is below another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    pub host: usize,
+    /// The number that the relay gave it.
+    pub member: u64,
+    /// Which of its connections this is.
+    pub attach: u64,
+    /// It has the posts of all before this number.
+    pub has: u64,
+    /// How many launchers are between it and the one that lists it. In a list each launcher comes
+    /// after its parent.
+    pub depth: u32,
+    /// If its connection is broken: whether the launcher's system closed it.
+    pub is_closed: Option<bool>,
+}
+
+/// A post on its way to the relay.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Up {
+    pub sender: Sender,
+    pub post: Post,
+}
+
+/// What a launcher hears when it is admitted.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The number of this launcher among all that were ever admitted.
+    pub member: u64,
+    /// How many of its posts the relay has.
+    pub received: u64,
+    /// The number of the first post of all that it has not got.
+    pub next: u64,
+    /// The hosts that are there, for a launcher that is new.
+    pub here: Vec<usize>,
+    /// The launcher to connect to, if it is not this one.
+    pub parent: Option<Parent>,
+}
+
+/// Another launcher, to which a launcher connects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parent {
+    pub host: usize,
+    pub address: SocketAddr,
 }
 
 /// How long the two sides of a connection wait for each other.
@@ -73,7 +142,7 @@ impl Pace {
     }
 
     /// How often each side sends something.
-    fn beat(self) -> Duration {
+    pub fn beat(self) -> Duration {
         (self.0 / 6).min(HEARTBEAT_INTERVAL)
     }
 
@@ -126,8 +195,16 @@ pub struct Session {
     id: String,
     /// Whether it is not the first connection.
     pub resumes: bool,
-    /// The number of posts that the launcher has from the relay.
-    pub received: u64,
+    /// The launcher has the posts of all before this number.
+    pub has: u64,
+    /// Which of the launcher's connections this is, counted from 1.
+    pub attach: u64,
+    /// The number that the relay gave the launcher, when it dials its parent.
+    pub member: Option<u64>,
+    /// Where other launchers can connect to this one.
+    pub door: Option<SocketAddr>,
+    /// Launchers to which it cannot connect.
+    pub avoid: BTreeSet<usize>,
 }
 
 impl Session {
@@ -135,7 +212,11 @@ impl Session {
         Ok(Session {
             id: Token::random()?.secret().to_owned(),
             resumes: false,
-            received: 0,
+            has: 0,
+            attach: 0,
+            member: None,
+            door: None,
+            avoid: BTreeSet::new(),
         })
     }
 
@@ -177,70 +258,43 @@ pub async fn send(
     stream: &mut (impl AsyncWrite + Unpin),
     frame: &Frame,
 ) -> io::Result<()> {
-    let text = serde_json::to_string(frame)?;
-    timeout(limit, send_text(stream, &text)).await?
+    send_line(limit, stream, &serde_json::to_string(frame)?).await
+}
+
+/// Sends the text of a frame.
+pub async fn send_line(
+    limit: Duration,
+    stream: &mut (impl AsyncWrite + Unpin),
+    text: &str,
+) -> io::Result<()> {
+    timeout(limit, send_text(stream, text)).await?
 }
 
 /// Receives a frame. The limit is for the whole frame: a peer that sends a byte now and then is
 /// as late as one that sends none.
 pub async fn receive(limit: Duration, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
+    Ok(receive_with_text(limit, stream).await?.0)
+}
+
+/// As [`receive`], with the frame's text.
+pub async fn receive_with_text(
+    limit: Duration,
+    stream: &mut (impl AsyncRead + Unpin),
+) -> io::Result<(Frame, String)> {
     let text = timeout(limit, receive_text(stream, FRAME_BYTES_MAX)).await??;
-    Ok(serde_json::from_str(&text)?)
+    Ok((serde_json::from_str(&text)?, text))
 }
 
-/// How the writing side of a connection ended.
-pub enum Written {
-    /// All has been sent.
-    All,
-    Broken,
-    /// Another connection has taken its place.
-    Replaced,
-}
-
-/// Sends the posts from number `next` on over this connection, with heartbeats between them, until
-/// the posts end or the other side is gone.
-pub async fn write(
-    mut stream: impl AsyncWrite + Unpin,
-    outbox: &Outbox,
-    connection: u64,
-    mut next: u64,
-    received: &AtomicU64,
-    pace: Pace,
-) -> Written {
-    let limit = pace.silence();
-    // Heartbeats go out between posts too: a silent side counts as lost, and so does one that
-    // never confirms posts.
-    let mut beats = interval(pace.beat());
-    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        let frame = tokio::select! {
-            _ = beats.tick() => Frame::Beat(received.load(Ordering::Relaxed)),
-            post = outbox.next(connection, next) => match post {
-                Next::Post(post) => {
-                    next += 1;
-                    Frame::Post(post)
-                }
-                Next::Farewell(farewell) => {
-                    let last = match farewell {
-                        Farewell::JobEnded => Frame::Bye,
-                        Farewell::Quit => Frame::Quit,
-                    };
-                    let sent = send(limit, &mut stream, &last).await;
-                    let _closed_already = stream.shutdown().await;
-                    return sent.map_or(Written::Broken, |()| Written::All);
-                }
-                Next::Replaced => return Written::Replaced,
-            },
-        };
-        if send(limit, &mut stream, &frame).await.is_err() {
-            return Written::Broken;
-        }
-    }
+/// An entry of the log with the text of the frame that carries it.
+pub fn line(entry: Entry) -> io::Result<Line> {
+    let frame = Frame::Post(Box::new(entry.clone()));
+    let text = serde_json::to_string(&frame)?;
+    Ok(Line { entry, text })
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::duplex;
+    use tokio::io::{AsyncWriteExt, duplex};
 
     use super::*;
 

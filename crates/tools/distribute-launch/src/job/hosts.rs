@@ -1,4 +1,5 @@
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use std::{fmt, io};
@@ -14,6 +15,8 @@ const TIMEOUT: Duration = Duration::from_secs(12);
 pub(crate) const JOIN_TIMEOUT_OPTION: &str = "Hosts::join_timeout";
 /// The option for how long to wait for hosts in an elastic job.
 pub(crate) const SHRINK_AFTER_OPTION: &str = "Job::shrink_after";
+/// How many launchers connect to one launcher.
+const ARITY: usize = 16;
 /// A shorter timeout would take a busy host for a lost one.
 const TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
@@ -35,6 +38,9 @@ pub struct Hosts {
     pub(crate) lacking: Lacking,
     pub(crate) join_timeout: Duration,
     pub(crate) timeout: Duration,
+    pub(crate) arity: usize,
+    /// Where this launcher's own port is from, if others connect to it.
+    pub(crate) ports: Option<RangeInclusive<u16>>,
 }
 
 /// The last resource that this process lacked for connections of other launchers.
@@ -68,6 +74,8 @@ impl Hosts {
             lacking: Lacking::default(),
             join_timeout: JOIN_TIMEOUT,
             timeout: TIMEOUT,
+            arity: ARITY,
+            ports: None,
         }
     }
 
@@ -102,6 +110,23 @@ impl Hosts {
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Hosts {
         self.timeout = timeout.max(TIMEOUT_MIN);
+        self
+    }
+
+    /// How many launchers at most connect to one launcher (default: 16; at least 1; give the same
+    /// on all hosts). The launchers of a job with more other hosts than this are a tree with host 0
+    /// at its root: each of them listens at a port of its own, one of
+    /// [`Job::ports`](crate::Job::ports) if there is such a range, and connects to the one that
+    /// host 0 names.
+    #[must_use]
+    pub fn arity(mut self, arity: usize) -> Hosts {
+        self.arity = arity.max(1);
+        self
+    }
+
+    /// Where this launcher's own port is from.
+    pub(crate) fn ports(mut self, ports: Option<RangeInclusive<u16>>) -> Hosts {
+        self.ports = ports;
         self
     }
 

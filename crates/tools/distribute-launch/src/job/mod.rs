@@ -229,7 +229,8 @@ impl Job {
     }
 
     /// Takes all ports of this host's processes from this range, for networks that pass certain
-    /// ports only (default: free ports from 20,000 to 32,767). Each process has one.
+    /// ports only (default: free ports from 20,000 to 32,767). Each process has one, and the
+    /// launcher in a job of many hosts (see [`Hosts::arity`]).
     #[must_use]
     pub fn ports(mut self, ports: RangeInclusive<u16>) -> Job {
         self.ports = Some(ports);

@@ -121,7 +121,8 @@ fn run_with_logs(
                     membership: group_membership,
                     return_time: return_time(job, hosts),
                 };
-                LauncherGroup::join(threads, hosts, own, &events, &received, screen)
+                let hosts = hosts.clone().ports(job.ports.clone());
+                LauncherGroup::join(threads, &hosts, own, &events, &received, screen)
             })
             .transpose()?;
         let group = match joined {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use distribute_launch::{Console, Hosts, ReservedPorts, guard_main, run};
+use distribute_launch::{Console, Hosts, Job, ReservedPorts, guard_main, run};
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
@@ -26,7 +26,9 @@ pub const GRACE: &str = "LAUNCH_TEST_GRACE";
 const SERVERS: &str = "LAUNCH_TEST_SERVERS";
 pub const HOST: &str = "LAUNCH_TEST_HOST";
 /// `LEAST MOST HOSTS` of an elastic job.
-const ELASTIC: &str = "LAUNCH_TEST_ELASTIC";
+pub const ELASTIC: &str = "LAUNCH_TEST_ELASTIC";
+/// `HOSTS ARITY` of a job with one worker on each host.
+pub const TREE: &str = "LAUNCH_TEST_TREE";
 /// How many seconds hosts are waited for.
 const JOIN: &str = "LAUNCH_TEST_JOIN";
 /// That the descriptors of the outputs are known.
@@ -37,6 +39,41 @@ const GUARDED: &str = "LAUNCH_TEST_GUARDED";
 /// The test program's arguments for playing a part without saying much.
 pub const PLAY: [&str; 4] = ["--quiet", "--nocapture", "--test-threads=1", "--exact"];
 const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// One launcher of several; `text` is where they meet, and the number of the host.
+fn on_hosts(mut job: Job, text: &str) -> Job {
+    let (address, index) = text.split_once(' ').expect("an address and a number");
+    let (address, index) = (address.parse().expect("one"), index.parse().expect("one"));
+    let mut count = 2;
+    if let Ok(text) = std::env::var(ELASTIC) {
+        let mut numbers = text
+            .split(' ')
+            .map(|number| number.parse().expect("a number"));
+        let mut next = || numbers.next().expect("three numbers");
+        job = job.elastic_workers(next()..=next());
+        count = next();
+    }
+    let mut arity = None;
+    if let Ok(text) = std::env::var(TREE) {
+        let (hosts, children) = text.split_once(' ').expect("two numbers");
+        count = hosts.parse().expect("a number");
+        arity = Some(children.parse().expect("a number"));
+        if std::env::var_os(ELASTIC).is_none() {
+            job = job.workers(1);
+        }
+    }
+    let mut hosts = Hosts::new(address, count, index, security());
+    if let Some(arity) = arity {
+        hosts = hosts.arity(arity);
+    }
+    // Shorter than usual, as launchers are killed here; long enough for a busy machine.
+    let mut hosts = hosts.timeout(Duration::from_secs(3));
+    if let Ok(seconds) = std::env::var(JOIN) {
+        let seconds = seconds.parse().expect("a number");
+        hosts = hosts.join_timeout(Duration::from_secs(seconds));
+    }
+    job.hosts(hosts)
+}
 
 /// Plays the launcher for other tests.
 #[test]
@@ -75,25 +112,7 @@ fn as_launcher() {
         job = job.log_directory(directory);
     }
     if let Ok(text) = std::env::var(HOST) {
-        let (address, index) = text.split_once(' ').expect("an address and a number");
-        let (address, index) = (address.parse().expect("one"), index.parse().expect("one"));
-        let mut count = 2;
-        if let Ok(text) = std::env::var(ELASTIC) {
-            let mut numbers = text
-                .split(' ')
-                .map(|number| number.parse().expect("a number"));
-            let mut next = || numbers.next().expect("three numbers");
-            job = job.elastic_workers(next()..=next());
-            count = next();
-        }
-        let hosts = Hosts::new(address, count, index, security());
-        // Shorter than usual, as launchers are killed here; long enough for a busy machine.
-        let mut hosts = hosts.timeout(Duration::from_secs(3));
-        if let Ok(seconds) = std::env::var(JOIN) {
-            let seconds = seconds.parse().expect("a number");
-            hosts = hosts.join_timeout(Duration::from_secs(seconds));
-        }
-        job = job.hosts(hosts);
+        job = on_hosts(job, &text);
     }
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
     let (own_stdout, own_stderr) = (std::io::stdout(), std::io::stderr());

@@ -38,22 +38,23 @@ fn threads_files_and_children_are_as_many_as_before() {
             1
         );
     };
-    let jobs_on_two_hosts = || {
+    // The launchers of more than two hosts are a tree.
+    let jobs_on_hosts = |count| {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
-        let threads = [0, 1].map(|index| {
-            let hosts = Hosts::new(address, 2, index, security());
+        let threads = (0..count).map(|index| {
+            let hosts = Hosts::new(address, count, index, security()).arity(1);
             std::thread::spawn(move || see(script("true").hosts(hosts)))
         });
-        for thread in threads {
+        for thread in threads.collect::<Vec<_>>() {
             assert_eq!(thread.join().unwrap().outcome().exit_code(), 0);
         }
     };
     let counts = || (count("/proc/self/task"), count("/proc/self/fd"));
     // What is made once, such as the handlers of signals, is there after the first job.
     job();
-    jobs_on_two_hosts();
+    jobs_on_hosts(2);
     let before = counts();
     // A job mostly waits, so some of them run at once.
     std::thread::scope(|scope| {
@@ -61,7 +62,8 @@ fn threads_files_and_children_are_as_many_as_before() {
             scope.spawn(|| (0..5).for_each(|_| job()));
         }
     });
-    (0..5).for_each(|_| jobs_on_two_hosts());
+    (0..5).for_each(|_| jobs_on_hosts(2));
+    (0..5).for_each(|_| jobs_on_hosts(5));
     // A thread that was joined is on its way out of the system's list.
     let until = Instant::now() + Duration::from_secs(5);
     while counts() != before && Instant::now() < until {

@@ -12,4 +12,5 @@ mod leaks;
 mod progress;
 mod slow;
 mod stuck;
+mod tree;
 mod trust;

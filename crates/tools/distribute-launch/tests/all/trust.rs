@@ -352,3 +352,18 @@ fn two_launchers_with_certificates_make_one_job() {
         assert_eq!(*one.outcome(), expected, "{}", one.stderr);
     }
 }
+
+/// Each launcher but the last has one other connected to it, which checks its certificate too.
+#[test]
+fn a_chain_of_launchers_is_encrypted_all_along() {
+    let (address, _ports) = meeting_point();
+    let with = certificates([HERE; 4]).into_iter().enumerate();
+    let jobs = with.map(|(index, security)| {
+        let hosts = Hosts::new(address, 4, index, security).arity(1);
+        script("echo $i").hosts(hosts.join_timeout(Duration::from_secs(30)))
+    });
+    for seen in see_jobs(jobs.collect()) {
+        let ended = Outcome::Succeeded { restarts: 0 };
+        assert_eq!(*seen.outcome(), ended, "{}", seen.stderr);
+    }
+}
