@@ -30,6 +30,7 @@ pub enum Upward {
     Silent {
         host: usize,
         member: u64,
+        attach: u64,
     },
 }
 
@@ -119,7 +120,7 @@ impl Branch {
         let Some(child) = known.filter(|child| child.connection == connection) else {
             return Upward::Nothing;
         };
-        let member = child.member;
+        let (member, attach) = (child.member, child.attach);
         match said {
             LinkEvent::Frame(last @ (Frame::Bye | Frame::Quit)) => {
                 self.children.remove(&host);
@@ -154,7 +155,11 @@ impl Branch {
             }
             LinkEvent::Broken { .. } if child.stage == Stage::Taken => {
                 self.children.remove(&host);
-                Upward::Silent { host, member }
+                Upward::Silent {
+                    host,
+                    member,
+                    attach,
+                }
             }
             LinkEvent::Broken { .. } => Upward::Nothing,
         }

@@ -61,11 +61,18 @@ impl ProvenPeer {
         let _gone = send(pace.silence(), &mut self.connection, &refused).await;
     }
 
-    /// Sends the launcher to its parent.
-    pub async fn send_away(mut self, welcome: Welcome, pace: Pace) {
-        let welcome = Frame::Welcome(Box::new(welcome));
-        let _gone = send(pace.silence(), &mut self.connection, &welcome).await;
-        let _closed_already = self.connection.shutdown().await;
+    /// Sends the launcher to its parent. Returns whether it says that it is there, before this
+    /// connection breaks or is silent.
+    pub async fn send_away(mut self, welcome: Welcome, pace: Pace) -> bool {
+        let (limit, welcome) = (pace.silence(), Frame::Welcome(Box::new(welcome)));
+        let mut is_alive = send(limit, &mut self.connection, &welcome).await.is_ok();
+        while is_alive {
+            match receive(limit, &mut self.connection).await {
+                Ok(Frame::Arrived) => return true,
+                received => is_alive = matches!(received, Ok(Frame::Beat(_))),
+            }
+        }
+        false
     }
 }
 

@@ -159,7 +159,7 @@ impl Inner {
         match upward {
             Upward::Nothing => {}
             Upward::Changed => self.changed.notify_one(),
-            // Its place is free again; the relay forgets it by itself.
+            // Its place is free again; the relay notices by its own connection.
             Upward::Silent { .. } => {}
             Upward::Forward(frame) => {
                 let has_left = matches!(*frame, Frame::Left { .. });

@@ -207,27 +207,14 @@ impl Dialer {
         let mut last = None;
         for _parent in 0..PARENTS_MAX {
             self.session.attach += 1;
-            self.session.member = None;
-            let mut joined = self.dial(relay, tls.as_ref(), 0).await?;
+            let mut joined = self.dial(relay, tls.as_ref(), None).await?;
             let Some(parent) = joined.welcome.parent else {
                 self.begin(&mut joined, below).await?;
                 return Ok(joined);
             };
-            let welcome = joined.welcome;
-            let has = self.session.has;
-            self.session.member = Some(welcome.member);
-            self.session.has = welcome.next;
-            let dialled = self.dial(parent.address, tls.as_ref(), parent.host).await;
-            self.session.has = has;
-            match dialled {
-                Ok(mut joined) => {
-                    joined.welcome = welcome;
-                    self.begin(&mut joined, below).await?;
-                    return Ok(joined);
-                }
+            match self.reach(parent, tls.as_ref(), joined, &below).await {
+                Ok(joined) => return Ok(joined),
                 Err(error) => {
-                    // The relay is to name another one.
-                    self.session.avoid.insert(parent.host);
                     let Parent { host, address } = parent;
                     last = Some(format!("host {host} at {address}: {}", reason(&error)));
                 }
@@ -235,6 +222,43 @@ impl Dialer {
         }
         let why = io::Error::other(last.unwrap_or_default());
         Err(cannot_meet(address, why))
+    }
+
+    /// Connects to the parent that the relay has named. By its own connection the relay notices
+    /// meanwhile if this launcher is killed.
+    async fn reach(
+        &mut self,
+        parent: Parent,
+        tls: Option<&TlsSettings>,
+        relay: Joined,
+        below: &[Listed],
+    ) -> Result<Joined> {
+        let Joined {
+            connection: mut relay,
+            welcome,
+            ..
+        } = relay;
+        let (address, pace) = (self.hosts.address, self.terms.pace());
+        let failed = |error| cannot_meet(address, error);
+        // Until this succeeds, also if the attempt is given up because the parent does not answer:
+        // the relay is to name another one.
+        self.session.avoid.insert(parent.host);
+        let mut joined = {
+            let dialling = self.dial(parent.address, tls, Some((parent.host, &welcome)));
+            let mut dialling = Box::pin(dialling);
+            loop {
+                if let Ok(joined) = timeout(pace.beat(), &mut dialling).await {
+                    break joined?;
+                }
+                let sent = send(pace.silence(), &mut relay, &Frame::Beat(0)).await;
+                sent.map_err(failed)?;
+            }
+        };
+        joined.welcome = welcome;
+        self.begin(&mut joined, below.to_vec()).await?;
+        let sent = send(pace.silence(), &mut relay, &Frame::Arrived).await;
+        sent.map_err(failed)?;
+        Ok(joined)
     }
 
     /// A member that sends nothing is expected to connect again.
@@ -247,12 +271,13 @@ impl Dialer {
         Ok(())
     }
 
-    /// Connects to a launcher, that of host `wanted`, and proves itself.
+    /// Connects to the relay, or to the launcher of a host, as the relay has said in its welcome;
+    /// and proves itself.
     async fn dial(
         &mut self,
         to: SocketAddr,
         tls: Option<&TlsSettings>,
-        wanted: usize,
+        parent: Option<(usize, &Welcome)>,
     ) -> Result<Joined> {
         let address = self.hosts.address;
         let opened = Connection::open(&to.to_string(), tls).await;
@@ -263,7 +288,7 @@ impl Dialer {
                 cannot_meet(address, io::Error::other(why))
             }
         })?;
-        let (own_address, welcome) = self.greet(to, &mut connection, wanted).await?;
+        let (own_address, welcome) = self.greet(to, &mut connection, parent).await?;
         Ok(Joined {
             connection,
             own_address,
@@ -277,17 +302,21 @@ impl Dialer {
         &mut self,
         to: SocketAddr,
         connection: &mut Connection,
-        wanted: usize,
+        parent: Option<(usize, &Welcome)>,
     ) -> Result<(IpAddr, Welcome)> {
         let failed = |source: io::Error| cannot_meet(to, source);
         let local = connection.local_addr().map_err(failed)?.ip();
         let own_address = self.hosts.own_address.unwrap_or(local);
         self.open_door(own_address);
+        let mut session = self.session.clone();
+        if let Some((_, welcome)) = parent {
+            (session.member, session.has) = (Some(welcome.member), welcome.next);
+        }
         let settings = Settings {
             terms: self.terms,
             part: self.part,
             own_address,
-            session: self.session.clone(),
+            session,
         };
         let own = hello(&self.hosts, to.to_string(), &settings).map_err(failed)?;
         let greeted = exchange::dial(connection, own, &self.hosts.security.secret()).await;
@@ -296,6 +325,7 @@ impl Dialer {
             ExchangeError::Refused(error) => failed(io::Error::other(error)),
             error => refused(error),
         })?;
+        let wanted = parent.map_or(0, |(host, _)| host);
         if usize::try_from(greeted.peer.identity.task) != Ok(wanted) {
             return Err(failed(io::Error::other("another launcher answers there")));
         }

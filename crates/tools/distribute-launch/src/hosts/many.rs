@@ -3,13 +3,14 @@
 //! the book.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use distribute_net::security::{Security, Token};
 use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
 
 use crate::events::{self, Event, Events};
 use crate::hosts::join::{Dialer, RETRY_PAUSE};
@@ -141,7 +142,8 @@ struct Measured {
     posts: usize,
 }
 
-fn run_job(count: usize, arity: usize) -> Measured {
+/// Runs a relay, and hands its hosts and terms to `with`.
+fn with_relay<T>(count: usize, arity: usize, with: impl FnOnce(Vec<Hosts>, Terms) -> T) -> T {
     let ports = ReservedPorts::new(1, Ipv4Addr::LOCALHOST.into()).unwrap();
     let address = ports.addresses()[0];
     let security = Security::default().token(Token::new("a token of 16 bytes or more").unwrap());
@@ -163,12 +165,16 @@ fn run_job(count: usize, arity: usize) -> Measured {
             let (_events, received) = events::channel(1);
             let relay = Relay::start(threads, &hosts(0), terms, &received, screen).unwrap();
             let all = (0..count).map(hosts).collect();
-            let measured = run_launchers(all, terms, address);
+            let done = with(all, terms);
             drop(relay);
-            Ok(measured)
+            Ok(done)
         })
     };
     Screen::run(&mut console, run).unwrap()
+}
+
+fn run_job(count: usize, arity: usize) -> Measured {
+    with_relay(count, arity, run_launchers)
 }
 
 /// Joins, says where its door is, and serves its connections to the end.
@@ -183,7 +189,7 @@ async fn launcher(
     let joined = loop {
         match dialer.join(Vec::new()).await {
             Ok(joined) => break joined,
-            Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
+            Err(_) => sleep(RETRY_PAUSE).await,
         }
     };
     let door = dialer.session.door.map(|door| door.port());
@@ -197,8 +203,9 @@ async fn launcher(
     link.run(joined).await;
 }
 
-fn run_launchers(all: Vec<Hosts>, terms: Terms, address: SocketAddr) -> Measured {
+fn run_launchers(all: Vec<Hosts>, terms: Terms) -> Measured {
     let begun = Instant::now();
+    let address = all[0].address;
     let count = all.len();
     let mut deciders = Vec::new();
     let mut links = Vec::new();
@@ -265,4 +272,29 @@ fn a_job_of_many_hosts_starts_and_ends() {
     assert_eq!(measured.at_relay, arity + 1);
     assert!(measured.at_others <= arity, "{measured:?}");
     assert_eq!(measured.posts, 4 * count + 1);
+}
+
+/// Host 1 hangs at its door, to which the relay sends a launcher of host 2. That one is killed while
+/// it waits there. The next one gives up an attempt there, and is not sent there again.
+#[test]
+fn a_launcher_that_hangs_or_is_killed_at_a_door_keeps_no_other_out() {
+    let join = |all: Vec<Hosts>, terms| {
+        let dialer = |host: usize| Dialer::new(&all[host], terms, Part::default()).unwrap();
+        let (mut first, mut killed, mut last) = (dialer(1), dialer(2), dialer(2));
+        runtime().unwrap().block_on(async {
+            let _connected = first.join(Vec::new()).await.unwrap();
+            let attempt = Duration::from_secs(1);
+            while !killed.session.avoid.contains(&1) {
+                let joined = timeout(attempt, killed.join(Vec::new())).await;
+                assert!(!matches!(joined, Ok(Ok(_))), "nobody answers there");
+            }
+            let mut joined = timeout(attempt, last.join(Vec::new())).await;
+            while !matches!(joined, Ok(Ok(_))) {
+                sleep(RETRY_PAUSE).await;
+                joined = timeout(attempt, last.join(Vec::new())).await;
+            }
+        });
+    };
+    // Far less than the relay waits for a launcher that it cannot hear.
+    hostile::limit::within(LIMIT, move || with_relay(3, 1, join));
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::hosts::log::{Entry, Log, Sender};
 use crate::hosts::outbox::WAITING_MAX;
@@ -16,9 +16,6 @@ use crate::posts::{Post, PostBody};
 /// How many posts of all a launcher may be behind before it counts as lost, for each host: all of
 /// them say several things at once when a job starts and ends.
 const BEHIND_PER_HOST: usize = 8;
-/// How long a launcher that was admitted may take to reach its parent, besides the time for which
-/// a host may be out of reach.
-const ARRIVAL: Duration = Duration::from_secs(30);
 
 /// The launchers of all hosts.
 pub struct Members {
@@ -66,9 +63,12 @@ struct MemberLink {
 enum Stage {
     #[default]
     Awaited,
-    /// It was sent a welcome. If that gets lost, it connects again.
-    Welcomed { until: Instant },
-    /// It has sent a frame as a member.
+    /// It was sent a welcome. If that gets lost, it connects again. The connection on which it was
+    /// welcomed says what becomes of it.
+    Welcomed,
+    /// Something has come from it, but no list with it. From `until` on it is away.
+    Arrived { until: Instant },
+    /// It is listed.
     Here,
     /// Its connection, or one above it, is broken; it may connect again until `until`.
     Away {
@@ -194,7 +194,7 @@ impl Members {
             Stage::Awaited => {}
             // Another launcher of that host: the previous one is gone.
             Stage::Away { .. } => self.lose(host),
-            Stage::Welcomed { .. } | Stage::Here => {
+            Stage::Welcomed | Stage::Arrived { .. } | Stage::Here => {
                 // A host without power is noticed only by its silence.
                 return Err(Rejection {
                     why: format!(
@@ -211,9 +211,8 @@ impl Members {
         let all = self.all.iter().enumerate();
         let here = all.filter(|(_, member)| member.is_here());
         let here: Vec<usize> = here.map(|(host, _)| host).collect();
-        let until = now + self.terms.pace().away() + ARRIVAL;
         self.all[host] = Member {
-            stage: Stage::Welcomed { until },
+            stage: Stage::Welcomed,
             part: Part::default(),
             link: Some(MemberLink {
                 session: session.clone(),
@@ -265,19 +264,25 @@ impl Members {
         link.attach = session.attach;
         link.parent = parent.map(|parent| parent.host);
         link.door = session.door;
-        if member.stage == Stage::Here {
-            // Until it has reached its parent.
-            let (until, is_closed) = (now + away, false);
-            member.stage = Stage::Away { until, is_closed };
-        }
-        Ok(Admitted {
+        let admitted = Admitted {
             member: link.number,
             received: link.received,
             next,
             here,
             attach: session.attach,
             parent,
-        })
+        };
+        if session.resumes {
+            // It was connected, even if nothing has come from it.
+            self.come(host, now);
+        }
+        let stage = &mut self.all[host].stage;
+        if matches!(stage, Stage::Arrived { .. } | Stage::Here) {
+            // Until it has reached its parent.
+            let (until, is_closed) = (now + away, false);
+            *stage = Stage::Away { until, is_closed };
+        }
+        Ok(admitted)
     }
 
     /// Which launcher a launcher is to connect to: the highest in the tree that has room, or this
@@ -380,16 +385,19 @@ impl Members {
                 None => {
                     above.push(one.host);
                     listed.insert(one.host);
-                    self.arrive(one.host);
+                    self.come(one.host, now);
+                    self.all[one.host].stage = Stage::Here;
                 }
                 Some(is_closed) => {
                     skipped = Some(one.depth);
+                    // It was connected, however briefly: no list has come meanwhile.
+                    self.come(one.host, now);
                     self.begin_absence(one.host, is_closed, now);
                 }
             }
         }
         for host in 0..self.all.len() {
-            if !listed.contains(&host) {
+            if self.all[host].stage == Stage::Here && !listed.contains(&host) {
                 self.begin_absence(host, false, now);
             }
         }
@@ -397,13 +405,33 @@ impl Members {
         cuts
     }
 
-    /// A launcher is connected.
-    fn arrive(&mut self, host: usize) {
-        let before = std::mem::replace(&mut self.all[host].stage, Stage::Here);
-        if matches!(before, Stage::Welcomed { .. }) {
+    /// Something has come from a launcher; if that is the first, all are told.
+    fn come(&mut self, host: usize, now: Instant) {
+        let until = now + self.terms.pace().silence();
+        let stage = &mut self.all[host].stage;
+        if *stage == Stage::Welcomed {
+            *stage = Stage::Arrived { until };
             self.were_all_here |= self.all.iter().all(Member::is_here);
             self.publish(came_or_lost(host, true), None);
         }
+    }
+
+    /// A launcher that was sent to its parent says that it is connected there.
+    pub fn arrived(&mut self, host: usize, number: u64, attach: u64, now: Instant) {
+        if self.is_welcomed(host, number, attach) {
+            self.come(host, now);
+        }
+    }
+
+    /// Whether the connection of this number is the one on which a launcher was admitted, and
+    /// nothing else has come from it.
+    fn is_welcomed(&self, host: usize, number: u64, attach: u64) -> bool {
+        let is_it = |member: &&Member| {
+            let link = member.link.as_ref();
+            link.is_some_and(|link| (link.number, link.attach) == (number, attach))
+        };
+        let member = self.all.get(host).filter(is_it);
+        member.is_some_and(|member| member.stage == Stage::Welcomed)
     }
 
     /// The connection of a launcher, or one above it, is broken.
@@ -411,7 +439,7 @@ impl Members {
         let pace = self.terms.pace();
         let is_failing = self.is_failing(now);
         let stage = &mut self.all[host].stage;
-        if *stage == Stage::Here {
+        if matches!(*stage, Stage::Arrived { .. } | Stage::Here) {
             let is_short = is_closed && is_failing;
             let time = [pace.away(), pace.closed()][usize::from(is_short)];
             let until = now + time;
@@ -426,12 +454,9 @@ impl Members {
     }
 
     /// A launcher that was admitted has broken its connection before it said a word.
-    pub fn forget_silent(&mut self, host: usize, number: u64) {
-        let is_it = |member: &&mut Member| member.number() == Some(number);
-        let member = self.all.get_mut(host).filter(is_it);
-        let is_new = |member: &&mut Member| matches!(member.stage, Stage::Welcomed { .. });
-        if let Some(member) = member.filter(is_new) {
-            *member = Member::default();
+    pub fn forget_silent(&mut self, host: usize, number: u64, attach: u64) {
+        if self.is_welcomed(host, number, attach) {
+            self.all[host] = Member::default();
         }
     }
 
@@ -449,9 +474,7 @@ impl Members {
             return;
         };
         link.received += 1;
-        if matches!(member.stage, Stage::Welcomed { .. }) {
-            self.arrive(host);
-        }
+        self.come(host, now);
         if matches!(post.item, PostBody::Failed(..)) {
             self.processes_fail(now);
         }
@@ -486,7 +509,7 @@ impl Members {
         for host in 0..self.all.len() {
             match self.all[host].stage {
                 Stage::Away { until, .. } if until <= now => self.lose(host),
-                Stage::Welcomed { until } if until <= now => self.all[host] = Member::default(),
+                Stage::Arrived { until } if until <= now => self.begin_absence(host, false, now),
                 _ => {}
             }
         }
@@ -555,7 +578,7 @@ fn came_or_lost(host: usize, is_here: bool) -> Post {
 impl Member {
     /// Whether its launcher takes part, as far as the relay knows.
     fn is_here(&self) -> bool {
-        matches!(self.stage, Stage::Here | Stage::Away { .. })
+        !matches!(self.stage, Stage::Awaited | Stage::Welcomed)
     }
 
     fn number(&self) -> Option<u64> {
@@ -565,6 +588,8 @@ impl Member {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::hosts::log::Next;
     use crate::job::task::Task;
@@ -859,12 +884,66 @@ mod tests {
         // It was welcomed, but the welcome got lost, or it never reached its parent.
         let now = Instant::now();
         let third = members.take_in(2, &session(), now).unwrap();
-        members.forget_silent(2, third.member);
-        members.take_in(2, &session(), now).unwrap();
-        members.look(now + Duration::from_secs(60));
+        members.forget_silent(2, third.member, third.attach);
         assert!(members.all[2].stage == Stage::Awaited);
         members.say_farewell();
         assert_eq!(told(&members, 3), ["lost 0"]);
+    }
+
+    /// The relay looks at the list now and then only: a launcher may have come and gone meanwhile.
+    #[test]
+    fn who_comes_and_is_killed_between_two_lists_holds_up_none_that_comes_after_it() {
+        let mut members = members(Duration::from_secs(6));
+        let mut connected = Connected(Vec::new());
+        connected.come(&mut members, 0, &session());
+        let now = Instant::now();
+        let killed = members.take_in(1, &session(), now).unwrap();
+        connected.0.push(Listed {
+            is_closed: Some(true),
+            ..listed(1, &killed)
+        });
+        members.note_census(&connected.0, now);
+        assert_eq!(told(&members, 1), ["came 1"]);
+        // The list stays as it is for a while.
+        members.note_census(&connected.0, now + Duration::from_secs(5));
+        connected.come(&mut members, 1, &session());
+        assert_eq!(told(&members, 2), ["lost 1", "came 1"]);
+    }
+
+    #[test]
+    fn who_is_killed_on_the_way_to_its_parent_holds_up_none_that_comes_after_it() {
+        let (mut members, sessions, all) = tree(2, 4);
+        let now = Instant::now();
+        // Host 3 was sent to another launcher.
+        let sent = &all[3];
+        assert!(sent.parent.is_some());
+        assert!(members.take_in(3, &session(), now).unwrap_err().may_pass);
+        members.forget_silent(3, sent.member, sent.attach);
+        let sent = members.take_in(3, &session(), now).unwrap();
+        assert!(told(&members, 0).is_empty());
+        // The next one gets there, but its parent is lost before it could say so.
+        members.arrived(3, sent.member, sent.attach, now);
+        assert_eq!(told(&members, 0), ["came 3"]);
+        members.note_census(&[], now);
+        let silence = members.terms.pace().silence();
+        assert!(members.take_in(3, &session(), now).unwrap_err().may_pass);
+        members.look(now + silence);
+        members.take_in(3, &session(), now).unwrap();
+        assert_eq!(told(&members, 1), ["lost 3"]);
+        // Another one gets there and comes again, before the relay has heard of that.
+        let mut third = session();
+        members.left(3, members.all[3].number().unwrap());
+        members.take_in(3, &third, now).unwrap();
+        again(&mut third, members.log().end());
+        members.take_in(3, &third, now).unwrap();
+        assert_eq!(told(&members, 2), ["came 3"]);
+        // What an earlier connection reports does not count.
+        let mut fourth = sessions[4].clone();
+        fourth.attach += 1;
+        members.take_in(4, &fourth, now).unwrap();
+        members.forget_silent(4, all[4].member, all[4].attach);
+        members.arrived(4, all[4].member, all[4].attach, now);
+        assert!(members.all[4].stage == Stage::Welcomed);
     }
 
     #[test]
@@ -917,6 +996,8 @@ mod tests {
         let mut parent = |host: usize, session: &mut Session| {
             again(session, 0);
             let admitted = members.take_in(host, session, now).unwrap();
+            // It gets there.
+            members.all[host].stage = Stage::Here;
             admitted.parent.map(|parent| parent.host)
         };
         // The launchers 3, 5 and 7 are below 1, and there is room at the relay.

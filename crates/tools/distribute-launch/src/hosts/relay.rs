@@ -171,6 +171,14 @@ fn own_hello(hosts: &Hosts, terms: Terms) -> io::Result<Hello> {
     hello(hosts, dialled, &settings)
 }
 
+/// A launcher that was sent to its parent has ended its connection to the relay.
+struct Parted {
+    host: usize,
+    member: u64,
+    attach: u64,
+    has_arrived: bool,
+}
+
 /// The relay and the launchers that are connected to it.
 struct Centre<'a> {
     members: Members,
@@ -178,6 +186,8 @@ struct Centre<'a> {
     told: Refusals<'a>,
     inbox: Inbox,
     served: JoinSet<()>,
+    /// The launchers that are on their way to a parent.
+    sent: JoinSet<Parted>,
     pace: Pace,
     /// Whether the list of who is connected has changed since the members were told of it, and when
     /// they were told last.
@@ -216,11 +226,22 @@ impl Centre<'_> {
             parent,
         };
         if parent.is_some() {
-            self.served.spawn(peer.send_away(welcome, self.pace));
+            let (host, pace) = (peer.host, self.pace);
+            self.sent.spawn(async move {
+                let has_arrived = peer.send_away(welcome, pace).await;
+                Parted {
+                    host,
+                    member,
+                    attach,
+                    has_arrived,
+                }
+            });
         } else if let Some(taken) = self.branch.take(peer.host, member, attach, next) {
             let (log, inbox) = (Arc::clone(self.members.log()), self.inbox.clone());
             let served = serve(peer, taken, welcome, log, inbox, self.pace);
             self.served.spawn(served);
+        } else {
+            self.members.forget_silent(peer.host, member, attach);
         }
     }
 
@@ -230,12 +251,31 @@ impl Centre<'_> {
         match self.branch.note(host, connection, said, now) {
             Upward::Nothing => {}
             Upward::Changed => self.has_changed = true,
-            Upward::Silent { host, member } => self.members.forget_silent(host, member),
+            Upward::Silent {
+                host,
+                member,
+                attach,
+            } => self.members.forget_silent(host, member, attach),
             Upward::Forward(frame) => match *frame {
                 Frame::Up(up) => self.members.relay(*up, now),
                 Frame::Left { host, member, .. } => self.members.left(host, member),
                 _ => {}
             },
+        }
+    }
+
+    /// A launcher that was sent to its parent is there, or it is gone or tries again.
+    fn part(&mut self, parted: Parted) {
+        let Parted {
+            host,
+            member,
+            attach,
+            has_arrived,
+        } = parted;
+        if has_arrived {
+            self.members.arrived(host, member, attach, Instant::now());
+        } else {
+            self.members.forget_silent(host, member, attach);
         }
     }
 
@@ -274,6 +314,7 @@ async fn run(
         told,
         inbox,
         served: JoinSet::new(),
+        sent: JoinSet::new(),
         pace,
         has_changed: false,
         told_at: Instant::now(),
@@ -298,6 +339,7 @@ async fn run(
                 centre.take_stock();
             }
             _ = looks.tick() => centre.look(),
+            Some(Ok(parted)) = centre.sent.join_next() => centre.part(parted),
             Some(_) = centre.served.join_next() => {}
         }
     }

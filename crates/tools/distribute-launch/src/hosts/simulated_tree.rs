@@ -70,11 +70,25 @@ struct Node {
     branch: Branch,
     is_open: bool,
     edge: Option<Edge>,
+    /// Where the relay has sent it, until it is there.
+    sent: Option<Admitted>,
+    /// Since when the relay says that there is another launcher of its host.
+    refused: Option<Duration>,
     has_joined: bool,
     /// Until when it cannot reach the relay.
     cut_until: Duration,
     /// Whether it has begun to say good-bye.
     is_leaving: bool,
+}
+
+/// A connection over which a launcher was sent to its parent has ended.
+struct Parted {
+    host: usize,
+    member: u64,
+    attach: u64,
+    has_arrived: bool,
+    /// When the relay notices.
+    at: Duration,
 }
 
 /// The relay and all launchers.
@@ -86,6 +100,9 @@ pub struct Tree {
     nodes: BTreeMap<usize, Node>,
     /// Connections of launchers that were killed, which their parents have not noticed.
     silent: Vec<(usize, Edge)>,
+    parted: Vec<Parted>,
+    /// Whether something has changed since the relay looked at who is connected.
+    has_changed: bool,
     begun: Instant,
     now: Duration,
     changes: Vec<Change>,
@@ -108,6 +125,8 @@ impl Tree {
             arity,
             nodes: BTreeMap::new(),
             silent: Vec::new(),
+            parted: Vec::new(),
+            has_changed: false,
             begun: Instant::now(),
             now: Duration::ZERO,
             changes: Vec::new(),
@@ -135,6 +154,8 @@ impl Tree {
             branch: Branch::new(HOST_TIMEOUT),
             is_open: false,
             edge: None,
+            sent: None,
+            refused: None,
             has_joined: false,
             cut_until: Duration::ZERO,
             is_leaving: false,
@@ -155,7 +176,46 @@ impl Tree {
             Some(edge) => self.tell_broken(host, &edge, true),
             None => {}
         }
+        if let Some(admitted) = node.sent {
+            self.part(host, (admitted.member, admitted.attach), false, is_silent);
+        }
         self.close_children(host, is_silent);
+    }
+
+    /// A launcher that was sent to its parent ends its connection to the relay, or nothing passes
+    /// on it any more.
+    fn part(&mut self, host: usize, numbers: (u64, u64), has_arrived: bool, is_silent: bool) {
+        let silence = self.terms.pace().silence();
+        let (member, attach) = numbers;
+        self.parted.push(Parted {
+            host,
+            member,
+            attach,
+            has_arrived,
+            at: self.now + if is_silent { silence } else { Duration::ZERO },
+        });
+    }
+
+    /// The relay notices the first of these.
+    fn note_parted(&mut self) -> bool {
+        let now = self.now;
+        let Some(index) = self.parted.iter().position(|one| one.at <= now) else {
+            return false;
+        };
+        let Parted {
+            host,
+            member,
+            attach,
+            has_arrived,
+            ..
+        } = self.parted.remove(index);
+        if has_arrived {
+            let now = self.instant();
+            self.members.arrived(host, member, attach, now);
+        } else {
+            self.members.forget_silent(host, member, attach);
+        }
+        true
     }
 
     /// A launcher is gone, and with it its ends of the connections of its children.
@@ -183,6 +243,10 @@ impl Tree {
             return;
         };
         node.cut_until = until;
+        if let Some(admitted) = node.sent.take() {
+            self.part(host, (admitted.member, admitted.attach), false, is_silent);
+        }
+        let node = self.nodes.get_mut(&host).unwrap();
         if is_silent {
             if let Some(edge) = &mut node.edge {
                 edge.silent.get_or_insert(self.now);
@@ -278,6 +342,7 @@ impl Tree {
             self.tell_broken(host, &edge, false);
         }
         let instant = self.instant();
+        while self.note_parted() {}
         self.branch.look(instant);
         self.nodes
             .values_mut()
@@ -303,8 +368,12 @@ impl Tree {
         let Some(parent) = parent else {
             match self.branch.note(host, connection, said, now) {
                 Upward::Nothing => {}
-                Upward::Changed => self.take_stock(),
-                Upward::Silent { host, member } => self.members.forget_silent(host, member),
+                Upward::Changed => self.has_changed = true,
+                Upward::Silent {
+                    host,
+                    member,
+                    attach,
+                } => self.members.forget_silent(host, member, attach),
                 Upward::Forward(frame) => match *frame {
                     Frame::Up(up) => self.members.relay(*up, now),
                     Frame::Left { host, member, .. } => self.members.left(host, member),
@@ -324,6 +393,7 @@ impl Tree {
 
     fn take_stock(&mut self) {
         let now = self.instant();
+        self.has_changed = false;
         let cuts = self.members.note_census(&self.branch.census(), now);
         for (host, member) in cuts {
             self.branch.cut(host, member);
@@ -351,9 +421,19 @@ impl Tree {
         if count == 0 {
             return;
         }
+        if self.has_changed && random.once_in(count) {
+            return self.take_stock();
+        }
+        if random.once_in(4) && self.note_parted() {
+            return;
+        }
         let host = *self.nodes.keys().nth(random.below(count)).unwrap();
-        let Some(edge) = &self.nodes[&host].edge else {
-            return self.connect(host);
+        let node = self.nodes.get_mut(&host).unwrap();
+        let Some(edge) = &node.edge else {
+            return match node.sent.take() {
+                Some(admitted) => self.attach(host, admitted),
+                None => self.connect(host),
+            };
         };
         if edge.silent.is_some() {
             return;
@@ -394,7 +474,13 @@ impl Tree {
         };
         let admitted = match self.members.admit(host, &settings, |_| true, now) {
             Ok(admitted) => admitted,
-            Err(rejection) if rejection.may_pass => return,
+            Err(rejection) if rejection.may_pass => {
+                let since = *node.refused.get_or_insert(self.now);
+                let pace = self.terms.pace();
+                let waited = self.now - since;
+                assert!(waited <= pace.silence() + pace.attempt(), "{host} gives up");
+                return;
+            }
             Err(rejection) => {
                 assert!(node.has_joined, "{}", rejection.why);
                 self.kill(host, false);
@@ -402,11 +488,18 @@ impl Tree {
                 return;
             }
         };
+        node.refused = None;
+        if admitted.parent.is_some() {
+            node.sent = Some(admitted);
+            return self.end_lost();
+        }
         self.end_lost();
         self.attach(host, admitted);
     }
 
+    /// A launcher connects to its parent.
     fn attach(&mut self, host: usize, admitted: Admitted) {
+        let numbers = (admitted.member, admitted.attach);
         let Admitted {
             member,
             received,
@@ -431,7 +524,7 @@ impl Tree {
         let node = self.nodes.get_mut(&host).unwrap();
         let Some(taken) = taken else {
             node.session.avoid.extend(parent);
-            return;
+            return self.part(host, numbers, false, false);
         };
         node.session.avoid = BTreeSet::new();
         let Some(outbox_connection) = node.outbox.connect(received) else {
@@ -456,6 +549,9 @@ impl Tree {
             silent: None,
         });
         self.send_census(host);
+        if parent.is_some() {
+            self.part(host, numbers, true, false);
+        }
     }
 
     /// A launcher sends a post, or good-bye.
@@ -643,5 +739,36 @@ fn what_happens_to_an_inner_launcher_costs_those_below_it_nothing() {
             );
             assert_eq!(posts(&tree, host, begin), all, "seed {seed}, host {host}");
         }
+    }
+}
+
+/// Launchers of one host are killed at any point while they join, some of them without a trace. The
+/// last one is taken in, and no launcher of another host is lost.
+#[test]
+fn launchers_that_are_killed_while_they_join_hold_up_none_that_comes_after_them() {
+    for seed in 0..30 {
+        let mut random = Random(seed);
+        let mut tree = Tree::new(HOSTS, [2, 16][random.below(2)]);
+        let late = HOSTS - 1;
+        (0..late).for_each(|host| tree.come(host));
+        settle(&mut tree, &mut random);
+        let begin = tree.end();
+        for _joiner in 0..10 {
+            tree.come(late);
+            (0..random.below(120)).for_each(|_| tree.act(&mut random));
+            if random.once_in(3) {
+                tree.wait(Duration::from_millis(100));
+            }
+            tree.kill(late, random.once_in(4));
+        }
+        tree.come(late);
+        settle(&mut tree, &mut random);
+        let all = posts(&tree, 0, begin);
+        assert!(all.iter().all(|it| it.0 == late), "seed {seed}: {all:?}");
+        assert!(all.last().is_some_and(|it| !it.2), "seed {seed}: {all:?}");
+        assert!(
+            tree.nodes.values().all(|node| node.edge.is_some()),
+            "seed {seed}"
+        );
     }
 }

@@ -12,8 +12,9 @@
 //! ```
 //!
 //! A launcher dials the relay, in the launcher of host 0, which admits it and says who its parent
-//! is: itself, and the connection stays; or another launcher. Then the connection ends, and the
-//! launcher dials its parent, with the same handshake. So the launchers are a tree.
+//! is: itself, and the connection stays; or another launcher, which it dials with the same
+//! handshake. Meanwhile it beats on the connection to the relay, so that the relay notices if it is
+//! killed on its way, and ends it with Arrived. So the launchers are a tree.
 //!
 //! The posts of a launcher are numbered from 0 and travel up. The relay puts the posts of all into
 //! one order, with numbers too, which travels down: a launcher sees from it which of its own posts
@@ -79,6 +80,8 @@ pub enum Frame {
     Again,
     /// Down: there is another parent to find.
     Move,
+    /// To the relay, from a launcher that it has sent to another one: it is connected there.
+    Arrived,
     /// There are no more posts: the job is over.
     Bye,
     /// There are no more posts: the launcher gives up.

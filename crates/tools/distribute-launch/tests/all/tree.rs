@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::process::Command;
+use std::time::Duration;
 
 use distribute_launch::ReservedPorts;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
@@ -46,6 +47,8 @@ fn sockets(launcher: &Launcher) -> Vec<Socket> {
 struct Tree {
     launchers: BTreeMap<usize, Launcher>,
     address: SocketAddr,
+    count: usize,
+    is_elastic: bool,
     directory: tempfile::TempDir,
     _ports: ReservedPorts,
 }
@@ -54,34 +57,47 @@ impl Tree {
     /// Starts a job whose workers run until a file says how they end.
     fn start(count: usize, is_elastic: bool) -> Tree {
         let (address, ports) = meeting_point();
-        let directory = tempfile::tempdir().expect("a directory");
+        let mut tree = Tree {
+            launchers: BTreeMap::new(),
+            address,
+            count,
+            is_elastic,
+            directory: tempfile::tempdir().expect("a directory"),
+            _ports: ports,
+        };
+        (0..count).for_each(|host| tree.launch(host));
+        tree.await_start(count, 0);
+        tree
+    }
+
+    /// Starts the launcher of a host.
+    fn launch(&mut self, host: usize) {
+        let (directory, count) = (self.directory.path(), self.count);
         let text = format!(
-            "cd '{}'; trap 'exit 42' TERM; echo of rank $i; > up$i-$DISTRIBUTE_RESTART
+            "cd '{}'; trap 'exit 42' TERM; echo of rank $i; > up$i-$DISTRIBUTE_RESTART; > of-$PPID
             while true; do
                 if [ -e fail$i ]; then exit 3; fi
                 if [ -e done ]; then exit 0; fi
                 sleep 0.05
             done",
-            directory.path().display()
+            directory.display()
         );
-        let launchers = (0..count).map(|host| {
-            let mut command = Command::new(std::env::current_exe().expect("this program"));
-            command.env(HOST, format!("{address} {host}"));
-            command.env(TREE, format!("{count} {ARITY}"));
-            command.env(LOGS, directory.path().join(format!("logs{host}")));
-            if is_elastic {
-                command.env(ELASTIC, format!("1 {count} {count}"));
-            }
-            (host, Launcher::start_by(command, &text, 0, false))
-        });
-        let tree = Tree {
-            launchers: launchers.collect(),
-            address,
-            directory,
-            _ports: ports,
-        };
-        tree.await_start(count, 0);
-        tree
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.env(HOST, format!("{} {host}", self.address));
+        command.env(TREE, format!("{count} {ARITY}"));
+        command.env(LOGS, directory.join(format!("logs{host}")));
+        if self.is_elastic {
+            command.env(ELASTIC, format!("1 {count} {count}"));
+        }
+        let launcher = Launcher::start_by(command, &text, 0, false);
+        self.launchers.insert(host, launcher);
+    }
+
+    /// Kills the launcher of a host.
+    fn kill(&mut self, host: usize) {
+        let launcher = self.launchers.remove(&host).expect("it was there");
+        launcher.send(Signal::KILL);
+        launcher.end();
     }
 
     /// Waits until these workers run.
@@ -258,6 +274,29 @@ fn an_inner_launcher_may_leave_an_elastic_job() {
         for (host, (code, text)) in tree.end() {
             assert_eq!(code, Some(0), "{host}: {text}");
             assert!(text.contains("going on with 5 workers"), "{host}: {text}");
+        }
+    });
+}
+
+/// They are killed at any moment, on their way to host 0 and from there to another launcher.
+#[test]
+fn launchers_that_die_while_they_join_below_another_one_disturb_no_other() {
+    within_limit(|| {
+        let mut tree = Tree::start(4, true);
+        let (_, deep) = inner(&tree.parents());
+        tree.kill(deep);
+        for delay in (0..60).step_by(6).map(Duration::from_millis) {
+            tree.launch(deep);
+            std::thread::sleep(delay);
+            tree.kill(deep);
+        }
+        tree.launch(deep);
+        let last = format!("of-{}", tree.launchers[&deep].child.id());
+        let has_come = || tree.directory.path().join(&last).exists();
+        eventually(has_come, || "the last one is not taken in".to_owned());
+        tree.say("done");
+        for (host, (code, text)) in tree.end() {
+            assert_eq!(code, Some(0), "{host}: {text}");
         }
     });
 }
