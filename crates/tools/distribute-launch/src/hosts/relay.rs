@@ -33,8 +33,11 @@ use crate::thread_scope::ThreadScope;
 
 /// How often the relay checks whether a member is away for too long.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Within this time, changes of who is connected are told as one.
-const GATHERING: Duration = Duration::from_millis(10);
+/// At most for this long, changes of who is connected are gathered and told as one.
+const GATHERING_MAX: Duration = Duration::from_millis(10);
+/// They are gathered for so many times as long as it took to tell the last ones: at once in a job
+/// of a few hosts, and in a job of many hosts the relay has time for the posts.
+const GATHERING_PER_TELLING: u32 = 10;
 /// How often the same refusal is reported.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
 /// How many refusals are remembered for that.
@@ -189,10 +192,10 @@ struct Centre<'a> {
     /// The launchers that are on their way to a parent.
     sent: JoinSet<Parted>,
     pace: Pace,
-    /// Whether the list of who is connected has changed since the members were told of it, and when
-    /// they were told last.
+    /// Whether the list of who is connected has changed since the members were told of it, and
+    /// until when further changes are gathered.
     has_changed: bool,
-    told_at: Instant,
+    gathers_until: Instant,
 }
 
 impl Centre<'_> {
@@ -282,11 +285,13 @@ impl Centre<'_> {
     /// Tells the members who is connected.
     fn take_stock(&mut self) {
         let now = Instant::now();
-        (self.has_changed, self.told_at) = (false, now);
+        self.has_changed = false;
         let cuts = self.members.note_census(&self.branch.census(), now);
         for (host, member) in cuts {
             self.branch.cut(host, member);
         }
+        let gathering = now.elapsed() * GATHERING_PER_TELLING;
+        self.gathers_until = Instant::now() + gathering.min(GATHERING_MAX);
     }
 
     fn look(&mut self) {
@@ -317,7 +322,7 @@ async fn run(
         sent: JoinSet::new(),
         pace,
         has_changed: false,
-        told_at: Instant::now(),
+        gathers_until: Instant::now(),
     };
     let mut looks = interval(LOOK_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -335,7 +340,7 @@ async fn run(
             }
             Some((host, connection, frame)) = said.recv() => centre.note(host, connection, frame),
             Some((who, why)) = refusals.recv() => centre.told.tell(&who, &why),
-            () = sleep_until((centre.told_at + GATHERING).into()), if centre.has_changed => {
+            () = sleep_until(centre.gathers_until.into()), if centre.has_changed => {
                 centre.take_stock();
             }
             _ = looks.tick() => centre.look(),
