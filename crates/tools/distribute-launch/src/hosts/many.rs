@@ -274,7 +274,7 @@ fn a_job_of_many_hosts_starts_and_ends() {
     assert_eq!(measured.posts, 4 * count + 1);
 }
 
-/// Host 1 hangs at its door, to which the relay sends a launcher of host 2. That one is killed while
+/// Host 1 hangs at its door, to which the relay sends a launcher of host 2. This one is killed as
 /// it waits there. The next one gives up an attempt there, and is not sent there again.
 #[test]
 fn a_launcher_that_hangs_or_is_killed_at_a_door_keeps_no_other_out() {
