@@ -26,7 +26,7 @@ const SLOW_SEEDS: u64 = 400;
 /// Seeds with which a run once failed, kept for good: one per line, with what was wrong.
 const FAILED_ONCE: &str = include_str!("simulation_seeds.txt");
 /// Further seeds, with a tree of launchers.
-const TREE_SEEDS: u64 = 1200;
+const TREE_SEEDS: u64 = 480;
 /// The first of them.
 const FIRST_TREE_SEED: u64 = 1 << 32;
 /// How many launchers connect to one in a tree.
@@ -826,10 +826,10 @@ fn jobs_whose_launchers_are_a_tree_end_alike(#[values(0, 1, 2, 3)] part: u64) {
     }
     println!("{succeeded} succeeded, restarts, shrinks and growths {counts:?}");
     assert!(
-        (100..TREE_SEEDS / 4 - 10).contains(&succeeded),
+        (TREE_SEEDS / 12..TREE_SEEDS / 4 - TREE_SEEDS / 120).contains(&succeeded),
         "{succeeded}"
     );
-    assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
+    assert!(counts.iter().all(|count| *count > 5), "{counts:?}");
 }
 
 #[test]
