@@ -3,6 +3,7 @@
 mod bad_graphs;
 mod frozen;
 mod graphs;
+mod layers;
 mod mixed;
 mod models;
 mod options;
