@@ -50,7 +50,7 @@ pub fn built_in(name: &str, outputs: usize, vocabulary: usize) -> Option<ModelSp
                 embeddings_initializer: Initializer::EMBEDDING_DEFAULT,
                 embeddings_regularizer: None,
             }),
-            GlobalAveragePooling1D.into(),
+            GlobalAveragePooling1D { keepdims: false }.into(),
             dense(256, Activation::Relu, None),
             dense(64, Activation::Relu, None),
             dense(1, Activation::Sigmoid, None),

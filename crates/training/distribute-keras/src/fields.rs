@@ -206,6 +206,24 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// The object in an option, or the objects in its list, see [`object`](Self::object).
+    pub(super) fn objects(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Option<Vec<Named<'a>>>, ModelError> {
+        let Some(Value::Array(list)) = self.get(key) else {
+            return Ok(self.object(key)?.map(|one| vec![one]));
+        };
+        let named = list.iter().enumerate().map(|(index, value)| {
+            let within = format!("{}{key}[{index}].", self.within);
+            match value {
+                Value::Object(outer) => Self::named(self.place, within, outer),
+                _ => Ok(None),
+            }
+        });
+        named.collect()
+    }
+
     /// The error for the value of this option.
     pub(super) fn refuse(&self, key: &str, remedy: &'static str) -> ModelError {
         let value = self

@@ -12,8 +12,8 @@ type Target = (&'static str, fn(&[u8]));
 /// The targets by their names.
 pub const TARGETS: [Target; 2] = [("keras_json", keras_json), ("keras_weights", keras_weights)];
 
-/// Shapes of one example: features, a sequence, images without and with channels.
-const SHAPES: [&[usize]; 4] = [&[7], &[5, 3], &[28, 28], &[8, 8, 4]];
+/// Shapes of one example: features, a sequence, images without and with channels, a volume.
+const SHAPES: [&[usize]; 5] = [&[7], &[5, 3], &[28, 28], &[8, 8, 4], &[4, 6, 6, 2]];
 
 /// The text of a model: an error, or a model that is planned for examples, or says why not.
 pub fn keras_json(bytes: &[u8]) {
@@ -267,8 +267,135 @@ mod tests {
     fn seeds() -> Seeds {
         let mut seeds = graphs();
         seeds.extend(more_graphs());
+        seeds.extend(recurrent());
+        seeds.extend(windows());
         seeds.extend(chains());
         seeds
+    }
+
+    fn named(class: &str, config: &Value) -> Value {
+        json!({"class_name": class, "config": config})
+    }
+
+    /// Layers that read steps, and layers around them.
+    fn recurrent() -> Seeds {
+        let lstm = json!({"units": 3, "return_sequences": true, "recurrent_dropout": 0.5,
+            "activation": "tanh", "recurrent_activation": "sigmoid", "implementation": 1});
+        let gru = json!({"units": 2, "reset_after": false, "go_backwards": true});
+        let cell = |class: &str, units: Value| named(class, &json!({"units": units}));
+        let stacked = json!({"cells": [cell("LSTMCell", json!(2)), cell("GRUCell", json!(u64::MAX)),
+            cell("SimpleRNNCell", json!(1))]});
+        let deep = (0..12).fold(cell("LSTMCell", json!(2)), |inner, _| {
+            named("StackedRNNCells", &json!({"cells": [inner]}))
+        });
+        let both = json!({"layer": named("LSTM", &lstm), "merge_mode": "concat"});
+        let dense = named("Dense", &json!({"units": 2, "activation": "softmax"}));
+        let each = json!({"layer": named("TimeDistributed", &json!({"layer": dense}))});
+        let states = json!({"units": 3, "return_state": true});
+        Seeds::from([
+            (
+                "steps",
+                model(&[
+                    (
+                        "Embedding",
+                        json!({"input_dim": 10, "output_dim": 4, "mask_zero": true}),
+                    ),
+                    ("Bidirectional", both.clone()),
+                    (
+                        "SimpleRNN",
+                        json!({"units": 2, "return_sequences": true, "stateful": false}),
+                    ),
+                    (
+                        "TimeDistributed",
+                        json!({"layer": named("Dense", &json!({"units": 2}))}),
+                    ),
+                    ("Masking", json!({"mask_value": 0.5})),
+                    ("GRU", gru),
+                ]),
+            ),
+            (
+                "steps-cells",
+                model(&[("RNN", json!({"cell": named("StackedRNNCells", &stacked)}))]),
+            ),
+            ("steps-cells-deep", model(&[("RNN", json!({"cell": deep}))])),
+            ("steps-of-steps", model(&[("TimeDistributed", each)])),
+            (
+                "steps-of-model",
+                model(&[(
+                    "TimeDistributed",
+                    json!({"layer": named("Sequential",
+                    &json!({"layers": [named("Flatten", &json!({})), named("Dense",
+                        &json!({"units": 4}))]}))}),
+                )]),
+            ),
+            (
+                "steps-states",
+                graph(&[
+                    (
+                        "InputLayer",
+                        "a",
+                        json!({"batch_shape": [null, 5, 3]}),
+                        NO_INPUTS,
+                    ),
+                    ("LSTM", "b", states, &["a"]),
+                    ("Bidirectional", "c", both, &["a"]),
+                    ("LSTM", "d", lstm, &["c", "b", "b"]),
+                ]),
+            ),
+        ])
+    }
+
+    /// Layers with windows over sequences and volumes.
+    fn windows() -> Seeds {
+        let causal = json!({"filters": 3, "kernel_size": 3, "padding": "causal",
+            "dilation_rate": [2]});
+        let back = json!({"filters": 2, "kernel_size": 3, "strides": 2, "output_padding": 1});
+        let volume = json!({"filters": 2, "kernel_size": [1, 2, 3], "padding": "same"});
+        let giant = json!({"filters": 2, "kernel_size": u32::MAX, "strides": u32::MAX});
+        let up = json!({"size": [2, 3], "interpolation": "bilinear"});
+        Seeds::from([
+            (
+                "sequences",
+                model(&[
+                    ("ZeroPadding1D", json!({"padding": [1, 2]})),
+                    ("Conv1D", causal),
+                    ("SeparableConv1D", json!({"filters": 2, "kernel_size": 2})),
+                    (
+                        "DepthwiseConv1D",
+                        json!({"kernel_size": 2, "depth_multiplier": 2}),
+                    ),
+                    ("Conv1DTranspose", back.clone()),
+                    ("MaxPooling1D", json!({"pool_size": 2})),
+                    (
+                        "AveragePooling1D",
+                        json!({"pool_size": 2, "padding": "same"}),
+                    ),
+                    ("UpSampling1D", json!({"size": 2})),
+                    ("Cropping1D", json!({"cropping": 1})),
+                    ("Permute", json!({"dims": [2, 1]})),
+                    ("GlobalMaxPooling1D", json!({"keepdims": true})),
+                ]),
+            ),
+            (
+                "images-back",
+                model(&[("Conv2DTranspose", back.clone()), ("UpSampling2D", up)]),
+            ),
+            ("images-back-giant", model(&[("Conv2DTranspose", giant)])),
+            (
+                "volumes",
+                model(&[
+                    ("Conv3D", volume),
+                    ("Conv3DTranspose", back),
+                    ("MaxPooling3D", json!({"pool_size": 2})),
+                    ("AveragePooling3D", json!({"pool_size": [1, 2, 2]})),
+                    ("ZeroPadding3D", json!({"padding": [1, 1, [0, 2]]})),
+                    ("Cropping3D", json!({"cropping": 1})),
+                    ("UpSampling3D", json!({"size": 2})),
+                    ("GlobalAveragePooling3D", json!({})),
+                    ("RepeatVector", json!({"n": 3})),
+                ]),
+            ),
+        ])
     }
 
     fn chains() -> Seeds {

@@ -1,7 +1,8 @@
 //! What a model ends with, and the loss that belongs to it.
 
+use crate::layers::TimeAxis;
 use crate::plan::{PlannedCall, PlannedLayer};
-use crate::{Activation, ModelError, Plan, Shape};
+use crate::{Activation, LayerSpec, ModelError, Plan, Shape};
 
 /// What turns the last layer's numbers into what Keras' model returns.
 ///
@@ -68,8 +69,15 @@ impl Plan {
         let mut changed_by: Option<&PlannedLayer> = None;
         let mut value = output;
         let mut path = Vec::new();
+        // What a `TimeDistributed` gives whose layer is the end.
+        let mut joined = None;
         while let Some((index, call, layer)) = self.call(value) {
             path.insert(0, index);
+            if layer.spec == LayerSpec::TimeAxis(TimeAxis::Join) {
+                joined.get_or_insert(call.output);
+                value = call.inputs[0];
+                continue;
+            }
             let (head, name) = match layer.spec.layer().activation() {
                 Activation::Softmax => (Head::Softmax, "a softmax"),
                 Activation::Sigmoid => (Head::Sigmoid, "a sigmoid"),
@@ -87,7 +95,7 @@ impl Plan {
                     continue;
                 }
             };
-            return match wrong_head(changed_by, head, name, call.output) {
+            return match wrong_head(changed_by, head, name, joined.unwrap_or(call.output)) {
                 None => Ok((head, path)),
                 Some(what) => Err(self.no_loss(layer, what)),
             };

@@ -37,6 +37,12 @@ pub enum Initializer {
         /// Uniform, or else truncated normal.
         uniform: bool,
     },
+    /// Rows that stand at right angles to each other, or columns if there are fewer of them
+    /// (`Orthogonal`; Saxe et al., 2014). The last axis is the columns.
+    Orthogonal {
+        /// The length of each.
+        gain: f64,
+    },
 }
 
 /// The number of connections that the variance is divided by.
@@ -57,6 +63,8 @@ impl Initializer {
         fan: Fan::Average,
         uniform: true,
     };
+    /// `orthogonal`, the default of the kernels on the state of a recurrent layer.
+    pub const ORTHOGONAL: Self = Self::Orthogonal { gain: 1.0 };
     /// `zeros`, the default of biases.
     pub const ZEROS: Self = Self::Constant(0.0);
     /// `ones`, the default of factors and variances.
@@ -75,6 +83,14 @@ impl Initializer {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(stream);
         let count = shape.iter().product();
+        if let Self::Orthogonal { gain } = self {
+            let columns = shape.last().copied().unwrap_or(1).max(1);
+            let values = orthogonal(count / columns, columns, &mut rng).into_iter();
+            return Weight {
+                shape: shape.to_vec(),
+                values: values.map(|x| (gain * x) as f32).collect(),
+            };
+        }
         let mut draw: Box<dyn FnMut() -> f64> = match self.resolve(shape) {
             Self::Uniform { low, high } => {
                 Box::new(move || low + (high - low) * unit_uniform(&mut rng))
@@ -85,7 +101,7 @@ impl Initializer {
                 truncated,
             } => Box::new(move || mean + stddev * unit_normal(&mut rng, truncated)),
             Self::Constant(value) => Box::new(move || value),
-            Self::VarianceScaling { .. } => Box::new(|| 0.0),
+            Self::VarianceScaling { .. } | Self::Orthogonal { .. } => Box::new(|| 0.0),
         };
         let values = (0..count).map(|_| draw() as f32).collect();
         Weight {
@@ -139,6 +155,38 @@ fn fans(shape: &[usize]) -> (f64, f64) {
     }
 }
 
+/// A matrix by rows whose shorter sides have the length 1 and are at right angles: normal numbers, of
+/// which each side loses what it shares with the sides before it (Gram and Schmidt), twice for the
+/// sake of rounding.
+fn orthogonal(rows: usize, columns: usize, rng: &mut ChaCha8Rng) -> Vec<f64> {
+    let (sides, length) = (rows.min(columns), rows.max(columns));
+    let mut found: Vec<Vec<f64>> = Vec::with_capacity(sides);
+    while found.len() < sides {
+        let mut side: Vec<f64> = (0..length).map(|_| unit_normal(rng, false)).collect();
+        for other in found.iter().chain(&found) {
+            let shared: f64 = side.iter().zip(other).map(|(x, y)| x * y).sum();
+            for (x, y) in side.iter_mut().zip(other) {
+                *x -= shared * y;
+            }
+        }
+        let norm = side.iter().map(|x| x * x).sum::<f64>().sqrt();
+        // By chance nothing but rounding is left of a side: it is drawn again.
+        if norm > 1e-6 {
+            side.iter_mut().for_each(|x| *x /= norm);
+            found.push(side);
+        }
+    }
+    let at = |row: usize, column: usize| {
+        if rows <= columns {
+            found[row][column]
+        } else {
+            found[column][row]
+        }
+    };
+    let places = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+    places.map(|(row, column)| at(row, column)).collect()
+}
+
 /// A number in `[0, 1)` with 53 random bits.
 fn unit_uniform(rng: &mut ChaCha8Rng) -> f64 {
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
@@ -174,6 +222,30 @@ mod tests {
         let mean = weight.values.iter().map(|x| f64::from(*x)).sum::<f64>() / n;
         let square = |x: &f32| (f64::from(*x) - mean).powi(2);
         (mean, weight.values.iter().map(square).sum::<f64>() / n)
+    }
+
+    #[test]
+    fn orthogonal_sides_are_at_right_angles_and_have_their_length() {
+        for (shape, sides) in [([5, 12], 5), ([3 * 4, 7], 7), ([1, 1], 1)] {
+            let kernel = Initializer::Orthogonal { gain: 2.0 }.draw(&shape, 3, 1);
+            assert_eq!(kernel.values.len(), shape[0] * shape[1]);
+            let at = |side: usize, i: usize| {
+                let (row, column) = if shape[0] <= shape[1] {
+                    (side, i)
+                } else {
+                    (i, side)
+                };
+                f64::from(kernel.values[row * shape[1] + column])
+            };
+            let length = shape[0].max(shape[1]);
+            for a in 0..sides {
+                for b in 0..sides {
+                    let product: f64 = (0..length).map(|i| at(a, i) * at(b, i)).sum();
+                    let expected = if a == b { 4.0 } else { 0.0 };
+                    assert!((product - expected).abs() < 1e-5, "{a} {b} {product}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub enum Shape {
     Sequence(usize, usize),
     /// `(height, width, channels)`.
     Image(usize, usize, usize),
+    /// `(depth, height, width, channels)`.
+    Volume(usize, usize, usize, usize),
 }
 
 impl Shape {
@@ -21,6 +23,7 @@ impl Shape {
             Self::Flat(n) => vec![n],
             Self::Sequence(steps, features) => vec![steps, features],
             Self::Image(height, width, channels) => vec![height, width, channels],
+            Self::Volume(depth, height, width, channels) => vec![depth, height, width, channels],
         }
     }
 
@@ -33,7 +36,40 @@ impl Shape {
     /// The extent of the last axis.
     pub fn features(self) -> usize {
         match self {
-            Self::Flat(n) | Self::Sequence(_, n) | Self::Image(_, _, n) => n,
+            Self::Flat(n)
+            | Self::Sequence(_, n)
+            | Self::Image(_, _, n)
+            | Self::Volume(_, _, _, n) => n,
+        }
+    }
+
+    /// Height, width and channels of what is channels-first inside: of a volume, the rows of all its
+    /// layers.
+    pub(crate) fn channels_first(self) -> Option<(usize, usize, usize)> {
+        match self {
+            Self::Image(height, width, channels) => Some((height, width, channels)),
+            Self::Volume(depth, height, width, channels) => {
+                Some((depth.saturating_mul(height), width, channels))
+            }
+            _ => None,
+        }
+    }
+
+    /// Steps and features, or why a layer of sequences does not take this.
+    pub(crate) fn needs_sequence(self) -> Result<(usize, usize), String> {
+        match self {
+            Self::Sequence(steps, features) => Ok((steps, features)),
+            _ => Err(format!("needs a sequence (steps, features), gets {self}")),
+        }
+    }
+
+    /// Depth, height and width, and the channels, or why a layer of volumes does not take this.
+    pub(crate) fn needs_volume(self) -> Result<([usize; 3], usize), String> {
+        match self {
+            Self::Volume(depth, height, width, channels) => Ok(([depth, height, width], channels)),
+            _ => Err(format!(
+                "needs volumes (depth, height, width, channels), gets {self}"
+            )),
         }
     }
 
@@ -56,6 +92,7 @@ impl Shape {
             [n] => Some(Self::Flat(n)),
             [steps, features] => Some(Self::Sequence(steps, features)),
             [height, width, channels] => Some(Self::Image(height, width, channels)),
+            [depth, height, width, channels] => Some(Self::Volume(depth, height, width, channels)),
             _ => None,
         }
     }
@@ -66,6 +103,7 @@ impl Shape {
             Self::Flat(_) => Self::Flat(features),
             Self::Sequence(steps, _) => Self::Sequence(steps, features),
             Self::Image(height, width, _) => Self::Image(height, width, features),
+            Self::Volume(depth, height, width, _) => Self::Volume(depth, height, width, features),
         }
     }
 
@@ -86,8 +124,8 @@ impl Shape {
     /// first.
     pub(crate) fn tensor_axis(self, axis: i64) -> usize {
         match (self, self.axis(axis).unwrap_or(0)) {
-            (Self::Image(..), 2) => 1,
-            (Self::Image(..), axis) => axis + 2,
+            (Self::Image(..), 2) | (Self::Volume(..), 3) => 1,
+            (Self::Image(..) | Self::Volume(..), axis) => axis + 2,
             (_, axis) => axis + 1,
         }
     }

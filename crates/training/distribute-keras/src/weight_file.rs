@@ -171,7 +171,8 @@ fn by_name(plan: &Plan, found: &[(String, Weight)]) -> Result<Vec<usize>, ModelE
 
 /// What Keras calls a weight: below the models that it is in, or without them.
 fn paths(layer: &PlannedLayer, weight: &PlannedWeight) -> Vec<String> {
-    let names = [Some(weight.name), layer.spec.layer().old_name(weight.name)];
+    let name = weight.name.as_ref();
+    let names = [Some(name), layer.spec.layer().old_name(name)];
     let inner = layer.name.rsplit('/').next().unwrap_or(&layer.name);
     let layers = [layer.name.as_str(), inner];
     let paths = layers.iter().flat_map(|layer| {
@@ -189,7 +190,7 @@ fn check_values(
     planned: &PlannedWeight,
     weight: &Weight,
 ) -> Result<(), ModelError> {
-    let is_variance = matches!(planned.name, "variance" | "moving_variance");
+    let is_variance = matches!(planned.name.as_ref(), "variance" | "moving_variance");
     let wrong = |x: &f32| !x.is_finite() || (is_variance && *x < 0.0);
     let Some(at) = weight.values.iter().position(wrong) else {
         return Ok(());

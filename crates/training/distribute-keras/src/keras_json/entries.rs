@@ -18,7 +18,15 @@ pub(super) struct Graph {
     pub(super) inputs: Vec<usize>,
     /// The shape of one example, if a layer says it: the first that does.
     pub(super) input_shape: Option<Vec<Option<usize>>>,
+    /// The layers that the file does not have, which this program makes of a layer around others. A
+    /// model may need them or not.
+    pub(super) own: Vec<usize>,
+    /// The names of the arguments with which it is called.
+    pub(super) arguments: &'static [&'static str],
 }
+
+/// The arguments with which a model is called.
+pub(super) const INPUTS: &[&str] = &["inputs"];
 
 /// A named entry of a model.
 pub(super) struct Entry {

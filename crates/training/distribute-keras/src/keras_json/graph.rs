@@ -4,20 +4,21 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::entries::{Entries, Entry, Graph, Input, Kind, Node, Reference};
+use super::entries::{Entries, Entry, Graph, INPUTS, Input, Kind, Node, Reference};
 use super::{File, input_layer, nodes};
 use crate::fields::{Fields, Named, Object, Place};
 use crate::spec::Names;
 use crate::{LayerSpec, ModelError, NamedLayer};
 
 /// The operations on masks that Keras 3 writes beside the layers.
-const MASKS: [&str; 3] = ["NotEqual", "LogicalOr", "LogicalAnd"];
+const MASKS: [&str; 4] = ["NotEqual", "Any", "LogicalOr", "LogicalAnd"];
 
-/// The class of an operation of a mask: `tokens != 0`, or masks joined.
+/// The class of an operation of a mask: `tokens != 0`, any value of a step another one than a
+/// `Masking` layer leaves out, or masks joined.
 fn mask_operation(class: &str, layer: &Value) -> Option<&'static str> {
     let compared = &layer["inbound_nodes"][0]["args"][1];
     let class = MASKS.into_iter().find(|known| *known == class);
-    class.filter(|class| *class != "NotEqual" || compared.as_f64() == Some(0.0))
+    class.filter(|class| *class != "NotEqual" || compared.is_number())
 }
 
 impl Graph {
@@ -58,6 +59,8 @@ impl Graph {
                 outputs: Vec::new(),
                 inputs: Vec::new(),
                 input_shape: None,
+                own: Vec::new(),
+                arguments: INPUTS,
             },
             unnamed: Names::default(),
         };
@@ -81,18 +84,18 @@ impl Graph {
     }
 }
 
-struct Reader<'a> {
-    file: File<'a>,
-    prefix: &'a str,
-    trainable: bool,
-    all: &'a mut Vec<NamedLayer>,
-    graph: Graph,
-    unnamed: Names,
+pub(super) struct Reader<'a> {
+    pub(super) file: File<'a>,
+    pub(super) prefix: &'a str,
+    pub(super) trainable: bool,
+    pub(super) all: &'a mut Vec<NamedLayer>,
+    pub(super) graph: Graph,
+    pub(super) unnamed: Names,
 }
 
 impl Reader<'_> {
     /// One object of the list of layers.
-    fn entry(&mut self, index: usize, layer: &Value) -> Result<(), ModelError> {
+    pub(super) fn entry(&mut self, index: usize, layer: &Value) -> Result<(), ModelError> {
         let parts = (layer.as_object(), layer["class_name"].as_str());
         let is_layer = layer["config"].is_object() || layer["config"].is_array();
         let (Some(outer), Some(class), true) = (parts.0, parts.1, is_layer) else {
@@ -112,6 +115,7 @@ impl Reader<'_> {
                 }
                 Kind::Model(Box::new(graph))
             }
+            "TimeDistributed" | "Bidirectional" => self.wrapper(class, &full, layer, outer)?,
             _ => match mask_operation(class, layer) {
                 Some(class) => Kind::Mask(class),
                 None => self.layer(class, &full, outer)?,
@@ -253,7 +257,8 @@ impl Reader<'_> {
 
     /// Finds the referenced value among the existing calls.
     fn check_references(&mut self) -> Result<(), ModelError> {
-        let receivable = self.graph.entries.iter().map(Receivable::of);
+        let entries = self.graph.entries.iter();
+        let receivable = entries.map(|entry| Receivable::of(entry, self.all));
         let found = Found {
             entries: receivable.collect(),
             file: self.file,
@@ -289,12 +294,15 @@ struct Receivable {
 }
 
 impl Receivable {
-    fn of(entry: &Entry) -> Self {
+    fn of(entry: &Entry, layers: &[NamedLayer]) -> Self {
         Self {
             name: entry.name.clone(),
             nodes: entry.nodes.len(),
             tensors: match &entry.kind {
                 Kind::Model(model) => model.outputs.len(),
+                Kind::Layer(layer) => layers
+                    .get(*layer)
+                    .map_or(1, |layer| layer.spec.layer().outputs()),
                 _ => 1,
             },
             own_node: entry.has_own_node(),

@@ -21,12 +21,16 @@ pub(super) fn model(
     let mut inliner = Inliner {
         file,
         inputs,
+        layers: &layers,
+        own: BTreeSet::new(),
         calls: Vec::new(),
         left: MAX_CALLS,
     };
     let received: Vec<usize> = (0..inputs).collect();
     let found = inliner.inline(&graph, &received, Arguments::default())?;
-    let (outputs, calls) = leading_to(found, inputs, inliner.calls);
+    let (calls, own) = (inliner.calls, inliner.own);
+    let (outputs, calls) = leading_to(found, inputs, calls);
+    let (layers, calls) = without_unused(layers, calls, &own);
     let named = graph.outputs.iter().zip(outputs);
     let model = ModelSpec {
         name: file.origin.to_string(),
@@ -90,6 +94,9 @@ struct Inliner<'a> {
     file: File<'a>,
     /// How many inputs the whole model has, whose values are the first.
     inputs: usize,
+    layers: &'a [NamedLayer],
+    /// See [`Graph::own`].
+    own: BTreeSet<usize>,
     calls: Vec<Call>,
     /// How many calls more there may be.
     left: usize,
@@ -110,6 +117,7 @@ impl Inliner<'_> {
                 graph.inputs.len()
             )));
         }
+        self.own.extend(&graph.own);
         let mut values: BTreeMap<CallPlace, Vec<usize>> = BTreeMap::new();
         for (entry, value) in graph.inputs.iter().zip(inputs) {
             values.insert((*entry, 0), vec![*value]);
@@ -138,14 +146,7 @@ impl Inliner<'_> {
             })?;
             let outputs = match kind {
                 Kind::Model(inner) => self.inline(inner, &received, arguments)?,
-                Kind::Layer(layer) => {
-                    self.calls.push(Call {
-                        layer: *layer,
-                        inputs: received,
-                        arguments,
-                    });
-                    vec![self.inputs + self.calls.len() - 1]
-                }
+                Kind::Layer(layer) => self.call(*layer, &received, arguments),
                 Kind::Input(_) | Kind::Mask(_) => continue,
             };
             values.insert((entry, index), outputs);
@@ -155,6 +156,20 @@ impl Inliner<'_> {
             .iter()
             .filter_map(|(_, output)| find(&values, output));
         Ok(outputs.collect())
+    }
+
+    /// Appends a call of a layer, once for each value that it gives; says which they are.
+    fn call(&mut self, layer: usize, inputs: &[usize], arguments: Arguments) -> Vec<usize> {
+        let named = self.layers.get(layer);
+        let parts = named.map_or(1, |layer| layer.spec.layer().outputs());
+        let first = self.inputs + self.calls.len();
+        let calls = (0..parts).map(|part| Call {
+            layer,
+            inputs: inputs.to_vec(),
+            arguments: Arguments { part, ..arguments },
+        });
+        self.calls.extend(calls);
+        (first..first + parts).collect()
     }
 
     /// The calls of a graph, each after the calls whose outputs it receives; otherwise in the
@@ -259,4 +274,25 @@ fn leading_to(values: Vec<usize>, inputs: usize, calls: Vec<Call>) -> (Vec<usize
     }
     let values = values.into_iter().map(|value| numbers[value]);
     (values.collect(), kept)
+}
+
+/// The layers without those of `own` that no call is of, and the calls with the layers' new numbers.
+fn without_unused(
+    layers: Vec<NamedLayer>,
+    mut calls: Vec<Call>,
+    own: &BTreeSet<usize>,
+) -> (Vec<NamedLayer>, Vec<Call>) {
+    let called: BTreeSet<usize> = calls.iter().map(|call| call.layer).collect();
+    let mut numbers = Vec::with_capacity(layers.len());
+    let mut kept = Vec::with_capacity(layers.len());
+    for (index, layer) in layers.into_iter().enumerate() {
+        numbers.push(kept.len());
+        if called.contains(&index) || !own.contains(&index) {
+            kept.push(layer);
+        }
+    }
+    for call in &mut calls {
+        call.layer = numbers[call.layer];
+    }
+    (kept, calls)
 }

@@ -13,6 +13,7 @@ mod graph;
 mod inline;
 mod input_layer;
 mod nodes;
+mod wrappers;
 
 use std::path::Path;
 

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::entries::{Entries, Entry, Node, Reference};
+use super::entries::{Entries, Entry, Kind, Node, Reference};
 use crate::{Arguments, LayerSpec, ModelError};
 
 /// The calls of an entry, which is this layer or a model.
@@ -19,7 +19,11 @@ pub(super) fn read(
         by: format!("the layer {}", entry.name),
         name: &entry.name,
         spec,
-        inputs: spec.map_or(&["inputs"], |spec| spec.layer().inputs()),
+        inputs: match (&entry.kind, spec) {
+            (Kind::Model(graph), _) => graph.arguments,
+            (_, Some(spec)) => spec.layer().inputs(),
+            _ => &["inputs"],
+        },
         entries,
     };
     let Some(nodes) = layer["inbound_nodes"].as_array() else {
@@ -78,7 +82,7 @@ impl Reader<'_> {
             match input.and_then(|index| inputs.get_mut(index)) {
                 Some(_) if value.is_null() => {}
                 Some(input) => *input = self.tensors(value)?,
-                None => self.argument(key, value, &mut node_arguments)?,
+                None => self.argument(key, value, &mut node_arguments, false)?,
             }
         }
         self.node(inputs, node_arguments, false)
@@ -100,7 +104,7 @@ impl Reader<'_> {
                         inputs[index] = vec![value];
                     }
                     (Some(_), Value::Null) => {}
-                    _ => self.argument(key, value, &mut arguments)?,
+                    _ => self.argument(key, value, &mut arguments, true)?,
                 }
             }
         }
@@ -155,9 +159,12 @@ impl Reader<'_> {
         key: &str,
         value: &Value,
         arguments: &mut Arguments,
+        keras2: bool,
     ) -> Result<(), ModelError> {
+        let unsaid = !keras2 && self.spec.is_some_and(|spec| spec.layer().writes_training());
         match (key, value) {
             (_, Value::Null) | ("use_causal_mask", Value::Bool(false)) => {}
+            ("training", Value::Bool(false)) if unsaid => {}
             ("mask", mask) if self.entries.is_padding(mask) => arguments.masked = true,
             ("training", Value::Bool(false)) => arguments.inference = true,
             _ if self

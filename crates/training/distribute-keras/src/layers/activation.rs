@@ -63,9 +63,17 @@ const ACTIVATIONS: &str = "use a function of keras.activations other than glu, s
 
 /// The option `activation`: a function's name, a function, or a layer with options.
 pub(super) fn activation(fields: &mut Fields<'_>) -> Result<Activation, ModelError> {
-    let key = "activation";
+    activation_of(fields, "activation", Activation::Linear)
+}
+
+/// An option that is an activation.
+pub(super) fn activation_of(
+    fields: &mut Fields<'_>,
+    key: &'static str,
+    default: Activation,
+) -> Result<Activation, ModelError> {
     let named = match fields.get(key) {
-        None => return Ok(Activation::Linear),
+        None => return Ok(default),
         Some(Json::String(name)) => {
             let found = function(fields, name);
             return found.ok_or_else(|| fields.refuse(key, ACTIVATIONS));

@@ -17,6 +17,14 @@ pub struct AveragePooling2D {
 }
 
 impl AveragePooling2D {
+    pub(super) fn of(windows: Windows) -> Self {
+        Self {
+            pool_size: windows.kernel_size,
+            strides: windows.strides,
+            padding: windows.padding,
+        }
+    }
+
     fn windows(&self) -> Windows {
         Windows::pool(self.pool_size, self.strides, self.padding)
     }
@@ -24,12 +32,7 @@ impl AveragePooling2D {
 
 impl KerasLayer for AveragePooling2D {
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
-        let windows = Windows::of_pool(fields)?;
-        Ok(Self {
-            pool_size: windows.kernel_size,
-            strides: windows.strides,
-            padding: windows.padding,
-        })
+        Windows::of_pool(fields).map(Self::of)
     }
 
     fn output_shape(&self, input: Shape) -> Result<Shape, String> {

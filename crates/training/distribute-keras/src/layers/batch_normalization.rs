@@ -116,6 +116,7 @@ impl Built for LocalBatchNorm {
     fn call(&self, x: Value, pass: &mut Pass<'_, '_>) -> distribute_core::Result<Value> {
         Ok(Value::of(match x.flow {
             Flow::Image(x) => Flow::Image(local(self, x, pass)?),
+            Flow::Volume(x) => Flow::Volume(local(self, x, pass)?),
             Flow::Flat(x) => Flow::Flat(local(self, x, pass)?),
             sequence @ Flow::Sequence(_) => {
                 let dims = sequence.keras_dims();
@@ -144,6 +145,7 @@ impl Built for SyncBatchNorm {
     fn call(&self, x: Value, pass: &mut Pass<'_, '_>) -> distribute_core::Result<Value> {
         Ok(Value::of(match x.flow {
             Flow::Image(x) => Flow::Image(synchronized(self, x, pass)?),
+            Flow::Volume(x) => Flow::Volume(synchronized(self, x, pass)?),
             Flow::Flat(x) => Flow::Flat(synchronized(self, x, pass)?),
             // The features are its second axis.
             Flow::Sequence(x) => {
@@ -159,11 +161,25 @@ fn synchronized<const D: usize>(
     x: Tensor<D>,
     pass: &Pass<'_, '_>,
 ) -> distribute_core::Result<Tensor<D>> {
+    let rows = x.dims()[0];
     match (&*pass.mode, pass.arguments.inference) {
         (Mode::Training { weights, .. }, false) => Ok(match weights {
-            Some(weights) => layer.forward_weighted(x, weights.clone()),
+            Some(weights) => layer.forward_weighted(x, per_row(weights.clone(), rows)),
             None => layer.forward(x),
         }),
         _ => layer.forward_inference(x),
+    }
+}
+
+/// The weights of the examples for as many rows: inside of a `TimeDistributed`, an example is
+/// several rows in a row.
+fn per_row(weights: Tensor<1>, rows: usize) -> Tensor<1> {
+    let [examples] = weights.dims();
+    match rows.checked_div(examples) {
+        None | Some(0 | 1) => weights,
+        Some(each) => {
+            let column = weights.reshape([examples, 1]);
+            column.expand([examples, each]).reshape([examples * each])
+        }
     }
 }

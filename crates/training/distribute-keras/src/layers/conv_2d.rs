@@ -27,13 +27,14 @@ pub struct Conv2D {
     pub kernel_regularizer: Option<Regularizer>,
 }
 
-impl KerasLayer for Conv2D {
-    fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
+impl Conv2D {
+    /// The options of a convolution with these windows.
+    pub(super) fn of(windows: Windows, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         channels_last(fields)?;
         let groups = optional_count(fields, "groups")?.unwrap_or(1);
         Ok(Self {
             filters: count(fields, "filters")?,
-            windows: Windows::of_convolution(fields)?,
+            windows,
             groups,
             activation: activation(fields)?,
             use_bias: fields.flag("use_bias", true)?,
@@ -41,6 +42,13 @@ impl KerasLayer for Conv2D {
             bias_initializer: bias_initializer(fields)?,
             kernel_regularizer: regularizer(fields, "kernel_regularizer")?,
         })
+    }
+}
+
+impl KerasLayer for Conv2D {
+    fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
+        let windows = Windows::of_convolution(fields)?;
+        Self::of(windows, fields)
     }
 
     fn output_shape(&self, input: Shape) -> Result<Shape, String> {

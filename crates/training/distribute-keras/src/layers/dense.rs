@@ -90,9 +90,9 @@ impl Built for DenseWeights {
         let flow = match x.flow {
             Flow::Flat(x) => Flow::Flat(self.product(x)),
             Flow::Sequence(x) => Flow::Sequence(self.product(x)),
-            image @ Flow::Image(_) => {
-                let dims = image.keras_dims();
-                Flow::like(&dims, self.product(image.into_rows()))
+            other @ (Flow::Image(_) | Flow::Volume(_)) => {
+                let dims = other.keras_dims();
+                Flow::like(&dims, self.product(other.into_rows()))
             }
         };
         Ok(Value {

@@ -23,11 +23,12 @@ pub struct DepthwiseConv2D {
     pub depthwise_regularizer: Option<Regularizer>,
 }
 
-impl KerasLayer for DepthwiseConv2D {
-    fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
+impl DepthwiseConv2D {
+    /// The options of a convolution with these windows.
+    pub(super) fn of(windows: Windows, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         let depth_multiplier = depth_multiplier(fields)?;
         Ok(Self {
-            windows: Windows::of_convolution(fields)?,
+            windows,
             depth_multiplier,
             activation: activation(fields)?,
             use_bias: fields.flag("use_bias", true)?,
@@ -35,6 +36,13 @@ impl KerasLayer for DepthwiseConv2D {
             bias_initializer: bias_initializer(fields)?,
             depthwise_regularizer: regularizer(fields, "depthwise_regularizer")?,
         })
+    }
+}
+
+impl KerasLayer for DepthwiseConv2D {
+    fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
+        let windows = Windows::of_convolution(fields)?;
+        Self::of(windows, fields)
     }
 
     fn output_shape(&self, input: Shape) -> Result<Shape, String> {

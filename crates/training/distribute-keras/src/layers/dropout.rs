@@ -97,6 +97,9 @@ impl Dropout {
             (Flow::Image(_), &[batch, height, width, channels]) => {
                 vec![batch, channels, height, width]
             }
+            (Flow::Volume(_), &[batch, depth, height, width, channels]) => {
+                vec![batch, channels, depth, height, width]
+            }
             _ => self.shared.clone(),
         };
         each!(x, x => {

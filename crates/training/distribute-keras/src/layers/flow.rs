@@ -4,12 +4,14 @@ use burn::tensor::{Device, Tensor};
 
 use crate::{Activation, Shape};
 
-/// The values of a batch. Images are `[batch, channels, height, width]`.
+/// The values of a batch. Images are `[batch, channels, height, width]`, volumes
+/// `[batch, channels, depth, height, width]`.
 #[derive(Debug, Clone)]
 pub(crate) enum Flow {
     Flat(Tensor<2>),
     Sequence(Tensor<3>),
     Image(Tensor<4>),
+    Volume(Tensor<5>),
 }
 
 /// What a layer gives: values, and which of the steps are padding.
@@ -26,10 +28,26 @@ impl Value {
         Self { flow, mask: None }
     }
 
-    /// What becomes of an image; a plan never puts a layer of images on another shape.
+    /// What becomes of a volume; a plan never puts a layer of volumes on another shape.
+    pub(super) fn map_volume(self, volume: impl FnOnce(Tensor<5>) -> Flow) -> Self {
+        match self.flow {
+            Flow::Volume(x) => Self::of(volume(x)),
+            _ => self,
+        }
+    }
+
+    /// What becomes of an image, or of a sequence, which is an image of one row to the layers that
+    /// take it; a plan never puts them on another shape.
     pub(super) fn map_image(self, image: impl FnOnce(Tensor<4>) -> Flow) -> Self {
         match self.flow {
             Flow::Image(x) => Self::of(image(x)),
+            Flow::Sequence(x) => {
+                let row = x.swap_dims(1, 2).unsqueeze_dim(2);
+                Self::of(match image(row) {
+                    Flow::Image(row) => Flow::Sequence(row.squeeze_dim::<3>(2).swap_dims(1, 2)),
+                    other => other,
+                })
+            }
             _ => self,
         }
     }
@@ -42,6 +60,7 @@ macro_rules! each {
             Flow::Flat($x) => Flow::Flat($y),
             Flow::Sequence($x) => Flow::Sequence($y),
             Flow::Image($x) => Flow::Image($y),
+            Flow::Volume($x) => Flow::Volume($y),
         }
     };
 }
@@ -57,7 +76,7 @@ impl Flow {
     /// The axis that Keras calls the last one.
     pub(crate) fn feature_axis(&self) -> usize {
         match self {
-            Self::Flat(_) | Self::Image(_) => 1,
+            Self::Flat(_) | Self::Image(_) | Self::Volume(_) => 1,
             Self::Sequence(_) => 2,
         }
     }
@@ -67,6 +86,7 @@ impl Flow {
             Self::Flat(x) => x.device(),
             Self::Sequence(x) => x.device(),
             Self::Image(x) => x.device(),
+            Self::Volume(x) => x.device(),
         }
     }
 
@@ -77,6 +97,7 @@ impl Flow {
             Self::Flat(x) => x,
             Self::Sequence(x) => x.flatten(0, 1),
             Self::Image(x) => x.permute([0, 2, 3, 1]).flatten(0, 2),
+            Self::Volume(x) => x.permute([0, 2, 3, 4, 1]).flatten(0, 3),
         }
     }
 
@@ -88,6 +109,10 @@ impl Flow {
             Self::Image(x) => {
                 let [batch, channels, height, width] = x.dims();
                 vec![batch, height, width, channels]
+            }
+            Self::Volume(x) => {
+                let [batch, channels, depth, height, width] = x.dims();
+                vec![batch, depth, height, width, channels]
             }
         }
     }
@@ -101,6 +126,10 @@ impl Flow {
                 let images = rows.reshape([batch, height, width, features]);
                 Self::Image(images.permute([0, 3, 1, 2]))
             }
+            [batch, depth, height, width, _] => {
+                let volumes = rows.reshape([batch, depth, height, width, features]);
+                Self::Volume(volumes.permute([0, 4, 1, 2, 3]))
+            }
             _ => Self::Flat(rows),
         }
     }
@@ -112,6 +141,8 @@ impl Flow {
             Self::Sequence(x) => x.flatten(1, 2),
             Self::Image(x) if keras_order => x.permute([0, 2, 3, 1]).flatten(1, 3),
             Self::Image(x) => x.flatten(1, 3),
+            Self::Volume(x) if keras_order => x.permute([0, 2, 3, 4, 1]).flatten(1, 4),
+            Self::Volume(x) => x.flatten(1, 4),
         }
     }
 
@@ -129,6 +160,10 @@ impl Flow {
                 let images = x.reshape([batch, height, width, channels]);
                 Self::Image(images.permute([0, 3, 1, 2]))
             }
+            Shape::Volume(depth, height, width, channels) => {
+                let volumes = x.reshape([batch, depth, height, width, channels]);
+                Self::Volume(volumes.permute([0, 4, 1, 2, 3]))
+            }
         }
     }
 
@@ -143,6 +178,13 @@ impl Flow {
                     v.reshape([1, n, 1, 1])
                 };
                 Self::Image(scaled(x, column(scale), column(offset)))
+            }
+            Self::Volume(x) => {
+                let column = |v: Tensor<1>| {
+                    let n = v.dims()[0];
+                    v.reshape([1, n, 1, 1, 1])
+                };
+                Self::Volume(scaled(x, column(scale), column(offset)))
             }
         }
     }

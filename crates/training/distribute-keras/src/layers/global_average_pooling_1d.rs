@@ -1,32 +1,48 @@
 //! `GlobalAveragePooling1D`.
 
+use super::global_average_pooling_2d::keepdims;
 use super::*;
 
 /// `keras.layers.GlobalAveragePooling1D`: the mean over the sequence, without its padding.
 #[derive(Debug, Clone, PartialEq)]
-pub struct GlobalAveragePooling1D;
+pub struct GlobalAveragePooling1D {
+    /// Whether the result is a sequence of one step.
+    pub keepdims: bool,
+}
 
 impl KerasLayer for GlobalAveragePooling1D {
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
-        channels_last(fields)?;
-        fields.must_be("keepdims", false, "add Flatten in place of it")?;
-        Ok(Self)
+        keepdims(fields).map(|keepdims| Self { keepdims })
     }
 
     fn output_shape(&self, input: Shape) -> Result<Shape, String> {
-        match input {
-            Shape::Sequence(_, features) => Ok(Shape::Flat(features)),
-            _ => Err(format!("needs a sequence (steps, features), gets {input}")),
-        }
+        pooled_steps(input, self.keepdims)
     }
 
     fn call(&self, x: Value, _: &mut Pass<'_, '_>) -> Value {
         match x.flow {
-            Flow::Sequence(steps) => Value::of(Flow::Flat(masked_mean(steps, x.mask))),
+            Flow::Sequence(steps) => {
+                let mean = masked_mean(steps, x.mask);
+                Value::of(if self.keepdims {
+                    Flow::Sequence(mean.unsqueeze_dim(1))
+                } else {
+                    Flow::Flat(mean)
+                })
+            }
             // A plan never puts it on another shape.
             _ => x,
         }
     }
+}
+
+/// The shape of one step.
+pub(super) fn pooled_steps(input: Shape, keepdims: bool) -> Result<Shape, String> {
+    let (_, features) = input.needs_sequence()?;
+    Ok(if keepdims {
+        Shape::Sequence(1, features)
+    } else {
+        Shape::Flat(features)
+    })
 }
 
 /// The mean over the steps that are not padding. A text of padding alone has the mean 0.

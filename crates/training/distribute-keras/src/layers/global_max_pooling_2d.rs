@@ -19,8 +19,8 @@ impl KerasLayer for GlobalMaxPooling2D {
         pooled_shape(input, self.keepdims)
     }
 
-    fn call(&self, x: Value, _: &mut Pass<'_, '_>) -> Value {
-        x.map_image(|x| pooled(x, self.keepdims, |places| places.max_dim(2)))
+    fn call(&self, x: Value, pass: &mut Pass<'_, '_>) -> Value {
+        x.map_image(|x| pooled(x, self.keepdims, |places| largest(places, 2, pass)))
     }
 
     fn changes_nothing(&self, input: Shape, _: bool) -> bool {
@@ -30,4 +30,20 @@ impl KerasLayer for GlobalMaxPooling2D {
     fn wants_image(&self) -> Option<bool> {
         Some(true)
     }
+}
+
+/// The largest value along an axis. Its gradient is shared by all that are as large, as in
+/// TensorFlow; in padded sequences many are.
+pub(super) fn largest(x: Tensor<3>, axis: usize, pass: &Pass<'_, '_>) -> Tensor<3> {
+    let most = x.clone().max_dim(axis);
+    if matches!(pass.mode, Mode::Inference) {
+        return most;
+    }
+    let most = most.detach();
+    let dtype = x.dtype();
+    let chosen = x.clone().detach().equal(most.clone().expand(x.dims()));
+    let chosen = chosen.float().cast(dtype);
+    let mean = (x * chosen.clone()).sum_dim(axis) / chosen.sum_dim(axis);
+    // The value itself, which a mean of equal values is but for rounding.
+    most + (mean.clone() - mean.detach())
 }

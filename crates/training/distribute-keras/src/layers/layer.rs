@@ -50,6 +50,21 @@ pub(crate) trait KerasLayer: fmt::Debug {
         }
     }
 
+    /// How many values a call gives.
+    fn outputs(&self) -> usize {
+        1
+    }
+
+    /// The shape of one of the values that a call gives, counted from 0, or why there is none.
+    fn part_shape(&self, _part: usize, inputs: &[Shape]) -> Result<Shape, String> {
+        self.output_shape_of_all(inputs)
+    }
+
+    /// Whether Keras 3 writes `training=False` for a call that does not say it.
+    fn writes_training(&self) -> bool {
+        false
+    }
+
     /// Its weights in the order of `layer.get_weights()`; `None` stands for one that the options
     /// leave out.
     fn weights(&self, _inputs: &[Shape]) -> Vec<Option<PlannedWeight>> {

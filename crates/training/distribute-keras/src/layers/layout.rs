@@ -2,21 +2,23 @@
 
 use crate::Weight;
 
-/// (rows, columns, channels, filters) becomes (filters, channels, rows, columns).
+/// (rows, columns, channels, filters) becomes (filters, channels, rows, columns); a window of other
+/// axes too.
 pub(super) fn filters_first(kernel: Weight) -> Weight {
-    let &[rows, columns, channels, filters] = kernel.shape.as_slice() else {
+    let &[ref window @ .., channels, filters] = kernel.shape.as_slice() else {
         return kernel;
     };
+    let positions: usize = window.iter().product();
     let mut values = Vec::with_capacity(kernel.values.len());
     for filter in 0..filters {
         for channel in 0..channels {
-            for position in 0..rows * columns {
+            for position in 0..positions {
                 values.push(kernel.values[(position * channels + channel) * filters + filter]);
             }
         }
     }
     Weight {
-        shape: vec![filters, channels, rows, columns],
+        shape: [&[filters, channels], window].concat(),
         values,
     }
 }
@@ -67,5 +69,13 @@ pub(super) fn row(values: Vec<f32>) -> Weight {
     Weight {
         shape: vec![values.len()],
         values,
+    }
+}
+
+/// All values in rows of this length.
+pub(super) fn rows_of(weight: Weight, length: usize) -> Weight {
+    Weight {
+        shape: vec![weight.values.len() / length.max(1), length],
+        values: weight.values,
     }
 }

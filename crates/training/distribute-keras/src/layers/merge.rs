@@ -107,6 +107,7 @@ impl KerasLayer for Merge {
             Flow::Flat(x) => merged!(Flat, x),
             Flow::Sequence(x) => merged!(Sequence, x),
             Flow::Image(x) => merged!(Image, x),
+            Flow::Volume(x) => merged!(Volume, x),
         };
         Some(Value { flow, mask })
     }
@@ -114,6 +115,10 @@ impl KerasLayer for Merge {
     fn mask(&self, masks: &[Option<usize>], _: usize) -> Result<Option<usize>, String> {
         let first = first_mask(masks);
         let why = match self {
+            // Side by side, they have the same steps.
+            Self::Concatenate { axis: -1 } if masks.iter().all(|mask| *mask == first) => {
+                return Ok(first);
+            }
             Self::Concatenate { .. } if first.is_some() => {
                 "it would have to join the masks of sequences with padding; use mask_zero=False \
                  in the Embedding"

@@ -142,16 +142,9 @@ impl KerasLayer for MultiHeadAttention {
         }))
     }
 
+    /// The mask of the query.
     fn mask(&self, masks: &[Option<usize>], _: usize) -> Result<Option<usize>, String> {
-        if masks.iter().any(Option::is_some) {
-            Err(
-                "it receives sequences with padding, of which Keras 2 and Keras 3 read different \
-                 parts; use mask_zero=False in the Embedding"
-                    .to_string(),
-            )
-        } else {
-            Ok(None)
-        }
+        Ok(first_mask(masks))
     }
 }
 
@@ -215,9 +208,10 @@ impl AttentionWeights {
     /// `inputs` are the query, the value, and the key if it is not the value.
     fn attend(&self, inputs: Vec<Value>, pass: &mut Pass<'_, '_>) -> Option<Value> {
         let mut inputs = inputs.into_iter();
-        // A plan refuses sequences with padding.
-        let (query, value) = (inputs.next()?.flow, inputs.next()?.flow);
-        let key = inputs.next().map_or_else(|| value.clone(), |key| key.flow);
+        let (query, value) = (inputs.next()?, inputs.next()?);
+        let key = inputs.next().unwrap_or_else(|| value.clone());
+        let (mask, hidden) = (query.mask.clone(), hidden(&query, &value, &key));
+        let (query, key, value) = (query.flow, key.flow, value.flow);
         let (Flow::Sequence(query), Flow::Sequence(key), Flow::Sequence(value)) =
             (query, key, value)
         else {
@@ -235,6 +229,13 @@ impl AttentionWeights {
         } else {
             scores
         };
+        let scores = match hidden {
+            Some(hidden) => {
+                let dims = scores.dims();
+                scores.mask_fill(hidden.unsqueeze_dim::<4>(1).expand(dims), HIDDEN)
+            }
+            None => scores,
+        };
         let mut weights = activation::softmax(scores, 3);
         if let Some(rng) = pass.training().filter(|_| self.dropout > 0.0) {
             weights = dropout(weights, self.dropout, rng);
@@ -243,7 +244,10 @@ impl AttentionWeights {
         let read = weights.matmul(value).swap_dims(1, 2);
         let [batch, steps, heads, width] = read.dims();
         let read = read.reshape([batch, steps, heads * width]);
-        Some(Value::of(Flow::Sequence(self.output.product(read))))
+        Some(Value {
+            flow: Flow::Sequence(self.output.product(read)),
+            mask,
+        })
     }
 
     /// `[batch, heads, steps, width]`.
@@ -252,6 +256,27 @@ impl AttentionWeights {
         let [batch, steps, all] = y.dims();
         let y = y.reshape([batch, steps, self.heads, all / self.heads]);
         y.swap_dims(1, 2)
+    }
+}
+
+/// Which scores are of padding, `[batch, steps, read]`: as in Keras 3, of a step of the query that is
+/// padding too, which then reads all steps alike.
+fn hidden(query: &Value, value: &Value, key: &Value) -> Option<Tensor<3, Bool>> {
+    let padding = |value: &Value, axis| {
+        let mask = value.mask.clone()?;
+        Some(mask.equal_elem(0.0).unsqueeze_dim::<3>(axis))
+    };
+    let of_query = padding(query, 2);
+    let read = [padding(value, 1), padding(key, 1)].into_iter().flatten();
+    let read = read.reduce(Tensor::bool_or);
+    match (of_query, read) {
+        (Some(query), Some(read)) => {
+            let [batch, steps, _] = query.dims();
+            let dims = [batch, steps, read.dims()[2]];
+            Some(query.expand(dims).bool_or(read.expand(dims)))
+        }
+        (Some(query), None) => Some(query),
+        (None, read) => read,
     }
 }
 

@@ -7,7 +7,7 @@ use crate::init::Fan;
 use crate::{Initializer, ModelError};
 
 /// Options that every layer has: whether it is trainable.
-pub(super) fn common(fields: &mut Fields<'_>) -> Result<bool, ModelError> {
+pub(crate) fn common(fields: &mut Fields<'_>) -> Result<bool, ModelError> {
     fields.neutral(&["name", "batch_shape", "batch_input_shape"]);
     fields.must_be("autocast", true, "set it to true")?;
     fields.float32()?;
@@ -42,30 +42,39 @@ pub(super) fn optional_count(
     }
 }
 
-pub(super) fn required_pair(
+pub(super) fn required_extents<const N: usize>(
     fields: &mut Fields<'_>,
     key: &'static str,
-) -> Result<[usize; 2], ModelError> {
-    pair(fields, key)?.ok_or_else(|| fields.refuse(key, "use one or two whole numbers"))
+) -> Result<[usize; N], ModelError> {
+    extents(fields, key)?.ok_or_else(|| {
+        let remedy = match N {
+            1 => "use one whole number",
+            2 => "use one or two whole numbers",
+            _ => "use one or three whole numbers",
+        };
+        fields.refuse(key, remedy)
+    })
 }
 
-/// A size: one number, or rows and columns.
-pub(super) fn pair(
+/// A size: one number for all axes, or a number for each, rows and columns.
+pub(super) fn extents<const N: usize>(
     fields: &mut Fields<'_>,
     key: &'static str,
-) -> Result<Option<[usize; 2]>, ModelError> {
-    let pair = match fields.get(key) {
+) -> Result<Option<[usize; N]>, ModelError> {
+    let found = match fields.get(key) {
         None => return Ok(None),
-        Some(Value::Array(pair)) => match pair.as_slice() {
-            [rows, columns] => size(rows).zip(size(columns)),
-            _ => None,
-        },
-        Some(value) => size(value).map(|n| (n, n)),
+        Some(Value::Array(list)) => {
+            let sizes: Option<Vec<usize>> = list.iter().map(size).collect();
+            sizes.and_then(|sizes| <[usize; N]>::try_from(sizes).ok())
+        }
+        Some(value) => size(value).map(|n| [n; N]),
     };
-    match pair {
-        Some((rows, columns)) => Ok(Some([rows, columns])),
-        None => Err(fields.refuse(key, "use one or two whole numbers from 1 on")),
-    }
+    let remedy = match N {
+        1 => "use one whole number from 1 on",
+        2 => "use one or two whole numbers from 1 on",
+        _ => "use one or three whole numbers from 1 on",
+    };
+    found.map(Some).ok_or_else(|| fields.refuse(key, remedy))
 }
 
 /// A whole number from 1 on.
@@ -79,13 +88,14 @@ pub(super) fn pad(value: &Value) -> Option<usize> {
     (value <= MAX_SIZE).then_some(value)
 }
 
-/// What is added to, or taken from, the sides of an image: one number; rows and columns; or the
-/// rows before and after, and the columns before and after.
-pub(super) fn sides(
+/// What is added to, or taken from, the sides of an image, or along as many axes: one number; one
+/// for each axis; or for each axis two, at its start and its end. A sequence's two numbers are its
+/// start and its end.
+pub(super) fn sides<const N: usize>(
     fields: &mut Fields<'_>,
     key: &'static str,
     default: usize,
-) -> Result<[(usize, usize); 2], ModelError> {
+) -> Result<[(usize, usize); N], ModelError> {
     channels_last(fields)?;
     let side = |value: &Value| match value {
         Value::Array(pair) => match pair.as_slice() {
@@ -95,14 +105,19 @@ pub(super) fn sides(
         both => pad(both).map(|both| (both, both)),
     };
     let found = match fields.get(key) {
-        None => Some([(default, default); 2]),
-        Some(Value::Array(two)) => match two.as_slice() {
-            [rows, columns] => side(rows).zip(side(columns)).map(|(r, c)| [r, c]),
-            _ => None,
-        },
-        Some(all) => pad(all).map(|all| [(all, all); 2]),
+        None => Some([(default, default); N]),
+        Some(pair @ Value::Array(_)) if N == 1 => side(pair).map(|pair| [pair; N]),
+        Some(Value::Array(each)) => {
+            let sides: Option<Vec<_>> = each.iter().map(side).collect();
+            sides.and_then(|sides| <[(usize, usize); N]>::try_from(sides).ok())
+        }
+        Some(all) => pad(all).map(|all| [(all, all); N]),
     };
-    let remedy = "use one whole number, two, or two pairs";
+    let remedy = match N {
+        1 => "use one whole number, or two",
+        2 => "use one whole number, two, or two pairs",
+        _ => "use one whole number, three, or three pairs",
+    };
     found.ok_or_else(|| fields.refuse(key, remedy))
 }
 
@@ -186,7 +201,12 @@ pub(super) fn initializer(
         return Ok(default);
     }
     let named = fields.object(key)?;
-    let refuse = || fields.refuse(key, "use one of Keras' Glorot, He, LeCun, Random, Constant");
+    let refuse = || {
+        fields.refuse(
+            key,
+            "use one of Keras' Glorot, He, LeCun, Random, Orthogonal, Constant",
+        )
+    };
     let named = named.ok_or_else(refuse)?;
     let mut options = named.fields;
     let name: String = named.class.chars().filter(|c| *c != '_').collect();
@@ -221,6 +241,9 @@ fn known_initializer(
             mean: options.number("mean", 0.0)?,
             stddev: options.number("stddev", 0.05)?,
             truncated: name == "truncatednormal",
+        },
+        "orthogonal" => Initializer::Orthogonal {
+            gain: options.number("gain", 1.0)?,
         },
         "glorotuniform" => scaling(1.0, Fan::Average, true),
         "glorotnormal" => scaling(1.0, Fan::Average, false),

@@ -77,6 +77,9 @@ pub struct Arguments {
     pub causal: bool,
     /// Keras' `mask`, which must be the padding that an `Embedding` with `mask_zero` leaves out.
     pub masked: bool,
+    /// Which of the values is meant that the call gives: 0 for the first, which most layers have
+    /// alone; behind it stand the last states of a recurrent layer with `return_state=True`.
+    pub part: usize,
 }
 
 /// The arguments of a layer besides its inputs.
@@ -89,6 +92,8 @@ pub(crate) struct Pass<'a, 'b> {
     pub(crate) without_activation: bool,
     /// A `Flatten` puts the values into Keras' order.
     pub(crate) reordered: bool,
+    /// Where a layer puts the values that it gives beside the first.
+    pub(crate) states: Vec<Tensor<2>>,
 }
 
 impl Pass<'_, '_> {

@@ -49,7 +49,7 @@ impl KerasLayer for Reshape {
             .iter()
             .map(|extent| extent.unwrap_or(elements / known));
         Shape::of(&dims.collect::<Vec<_>>())
-            .ok_or_else(|| "`target_shape` has more than 3 axes, or none".to_string())
+            .ok_or_else(|| "`target_shape` has more than 4 axes, or none".to_string())
     }
 
     /// The values in Keras' order, as examples of another shape.

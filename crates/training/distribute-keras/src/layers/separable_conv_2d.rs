@@ -31,14 +31,15 @@ pub struct SeparableConv2D {
     pub pointwise_regularizer: Option<Regularizer>,
 }
 
-impl KerasLayer for SeparableConv2D {
-    fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
+impl SeparableConv2D {
+    /// The options of a convolution with these windows.
+    pub(super) fn of(windows: Windows, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         let depth_multiplier = depth_multiplier(fields)?;
         // Keras 2 also writes a convolution's initializer, but uses the two below.
         fields.neutral(&["kernel_initializer"]);
         Ok(Self {
             filters: count(fields, "filters")?,
-            windows: Windows::of_convolution(fields)?,
+            windows,
             depth_multiplier,
             activation: activation(fields)?,
             use_bias: fields.flag("use_bias", true)?,
@@ -48,6 +49,13 @@ impl KerasLayer for SeparableConv2D {
             depthwise_regularizer: regularizer(fields, "depthwise_regularizer")?,
             pointwise_regularizer: regularizer(fields, "pointwise_regularizer")?,
         })
+    }
+}
+
+impl KerasLayer for SeparableConv2D {
+    fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
+        let windows = Windows::of_convolution(fields)?;
+        Self::of(windows, fields)
     }
 
     fn output_shape(&self, input: Shape) -> Result<Shape, String> {

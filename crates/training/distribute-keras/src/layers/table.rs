@@ -6,7 +6,7 @@ macro_rules! layers {
     (@listed $($class:literal)+) => { concat!($(" ", $class, ","),+) };
     (@listed $($class:literal)+ as $listed:literal) => { concat!(" ", $listed) };
     ($(
-        $class:literal $($more:literal)* $(or $old:literal)? $(as $listed:literal)?:
+        $class:literal $($more:literal)* $(or $($old:literal)|+)? $(as $listed:literal)?:
         $file:ident::$name:ident $(=> $($module:ident($weights:ty)),+)?;
     )+) => {
         $(
@@ -41,7 +41,7 @@ macro_rules! layers {
                 let trainable = common(&mut fields)?;
                 let layer = match class {
                     $(
-                        $class $(| $more)* $(| $old)? => $name::parse(class, &mut fields)?.into(),
+                        $class $(| $more)* $($(| $old)+)? => $name::parse(class, &mut fields)?.into(),
                     )+
                     _ => {
                         let known = concat!(

@@ -1,5 +1,8 @@
 //! The weights of a layer: their names, shapes and how they start, and the tensors they become.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 
@@ -10,16 +13,27 @@ use crate::{Initializer, Weight};
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedWeight {
     /// Keras' name of it in its layer: `kernel`, or `query/kernel`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Its shape in Keras' layout.
     pub shape: Vec<usize>,
     /// How it starts.
     pub initializer: Initializer,
+    /// The elements that start as 1 whatever the initializer says: the bias of an LSTM's forget gate.
+    pub ones: Range<usize>,
     /// Whether a layer that is trained trains it; statistics are not.
     pub trained: bool,
 }
 
 impl PlannedWeight {
+    /// The weight as it starts; `stream` is its number in the model.
+    pub fn start(&self, seed: u64, stream: u64) -> Weight {
+        let mut weight = self.initializer.draw(&self.shape, seed, stream);
+        if let Some(ones) = weight.values.get_mut(self.ones.clone()) {
+            ones.fill(1.0);
+        }
+        weight
+    }
+
     /// The number of its values.
     pub fn elements(&self) -> usize {
         let sizes = self.shape.iter().copied();
@@ -29,14 +43,15 @@ impl PlannedWeight {
 
 /// A weight that is trained, if there is something that it starts with.
 pub(super) fn weight(
-    name: &'static str,
+    name: impl Into<Cow<'static, str>>,
     shape: &[usize],
     initializer: impl Into<Option<Initializer>>,
 ) -> Option<PlannedWeight> {
     Some(PlannedWeight {
-        name,
+        name: name.into(),
         shape: shape.to_vec(),
         initializer: initializer.into()?,
+        ones: 0..0,
         trained: true,
     })
 }

@@ -12,7 +12,7 @@ use crate::head::Loss;
 use crate::layers::{BuiltLayer, Flow, Pass, Value, Weights};
 use crate::plan::{PlannedInput, PlannedLayer};
 use crate::{Head, Mode, ModelError, Plan, Weight};
-use steps::{Output, Step};
+use steps::{Output, Parts, Step};
 
 /// A graph of layers (`keras.Model`); a chain of them is `keras.Sequential`.
 ///
@@ -58,10 +58,8 @@ impl Model {
         device: &Device,
     ) -> std::result::Result<Self, ModelError> {
         let weights = plan.weights().zip(0..);
-        let draw = |((_, weight), stream): ((_, &crate::PlannedWeight), u64)| {
-            weight.initializer.draw(&weight.shape, seed, stream)
-        };
-        Self::new(plan, weights.map(draw).collect(), device)
+        let start = weights.map(|((_, weight), stream)| weight.start(seed, stream));
+        Self::new(plan, start.collect(), device)
     }
 
     /// A model with these weights, in the order and layout of Keras' `model.get_weights()`.
@@ -230,6 +228,7 @@ impl Model {
     fn run(&self, inputs: Vec<Value>, mode: &mut Mode<'_>) -> Result<Vec<Tensor<2>>> {
         let mut values: Vec<Option<Value>> = Vec::with_capacity(inputs.len() + self.steps.len());
         values.extend(inputs.into_iter().map(Some));
+        let mut parts = Parts::default();
         for step in &self.steps {
             // What is read for the last time is handed over, so that its memory can be used again.
             let mut read: Vec<Option<Value>> = Vec::with_capacity(step.inputs.len());
@@ -243,12 +242,19 @@ impl Model {
                 output: step.output,
                 without_activation: step.without_activation,
                 reordered: step.reordered,
+                states: Vec::new(),
             };
+            if let Some(part) = parts.of(step) {
+                values.push(Some(part));
+                continue;
+            }
             let inputs = read.into_iter().flatten().collect();
-            values.push(match self.layers.get(step.layer) {
+            let value = match self.layers.get(step.layer) {
                 Some(layer) => layer.built().call_all(inputs, &mut pass)?,
                 None => None,
-            });
+            };
+            let states = std::mem::take(&mut pass.states);
+            values.push(parts.made(step, value, states));
         }
         let outputs = self.outputs.iter();
         // A plan gives every layer what it takes, so that every output is there.

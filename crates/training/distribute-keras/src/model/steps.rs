@@ -1,9 +1,12 @@
 //! In which order a model calls its layers, and what its outputs are made of.
 
+use burn::tensor::Tensor;
+
+use crate::layers::{Flow, Value};
 use crate::plan::{Plan, PlannedCall};
 use crate::{Arguments, Head, Shape};
 
-/// One call of a layer.
+/// One call of a layer, or one of several values that a call gives.
 #[derive(Debug, Clone)]
 pub(super) struct Step {
     pub(super) layer: usize,
@@ -14,6 +17,45 @@ pub(super) struct Step {
     pub(super) output: Shape,
     pub(super) reordered: bool,
     pub(super) without_activation: bool,
+}
+
+/// The values that the last call of a layer gave beside its first one, for the steps behind it that
+/// are the same call and ask for them.
+#[derive(Default)]
+pub(super) struct Parts {
+    of: Option<Step>,
+    states: Vec<Tensor<2>>,
+}
+
+impl Parts {
+    /// The value of a step that the last call has given already.
+    pub(super) fn of(&self, step: &Step) -> Option<Value> {
+        let part = step.arguments.part.checked_sub(1)?;
+        let last = self.of.as_ref()?;
+        let arguments = Arguments {
+            part: last.arguments.part,
+            ..step.arguments
+        };
+        let same =
+            last.layer == step.layer && last.inputs == step.inputs && last.arguments == arguments;
+        let state = self.states.get(part).filter(|_| same)?;
+        Some(Value::of(Flow::Flat(state.clone())))
+    }
+
+    /// Takes note of what a call gave, and chooses the value of the step that made it.
+    pub(super) fn made(
+        &mut self,
+        step: &Step,
+        value: Option<Value>,
+        states: Vec<Tensor<2>>,
+    ) -> Option<Value> {
+        self.of = (!states.is_empty()).then(|| step.clone());
+        self.states = states;
+        match step.arguments.part {
+            0 => value,
+            _ => self.of(step),
+        }
+    }
 }
 
 /// What a model returns: a value, before the head.
@@ -83,7 +125,7 @@ fn take_head(plan: &Plan, steps: &mut Vec<Step>, path: &[usize]) -> Option<usize
         if *call == first {
             again.without_activation = true;
         } else {
-            again.inputs = vec![inputs + steps.len() - 1];
+            again.inputs[0] = inputs + steps.len() - 1;
         }
         steps.push(again);
     }

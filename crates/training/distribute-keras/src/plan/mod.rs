@@ -72,7 +72,7 @@ pub struct PlannedCall {
     /// For a `Flatten` of an image: that the values themselves are put into Keras' order, because
     /// not every reader of them is a `Dense` layer that can read another order.
     pub reordered: bool,
-    /// The call of the `Embedding` whose padding is left out of what this call gives.
+    /// The call of the `Embedding` or `Masking` whose padding is left out of what this call gives.
     masked_by: Option<usize>,
 }
 
@@ -265,7 +265,7 @@ impl ModelSpec {
             2 if wants_image == Some(true) => &with_channel[..],
             _ => features,
         };
-        Shape::of(dims).ok_or_else(|| wrong("1 to 3 axes".to_string()))
+        Shape::of(dims).ok_or_else(|| wrong("1 to 4 axes".to_string()))
     }
 }
 
@@ -275,21 +275,27 @@ impl Plan {
         let layer = self.layers[call.layer].spec.layer();
         let shapes: Vec<Shape> = call.inputs.iter().map(|value| self.shape(*value)).collect();
         let masks: Vec<Option<usize>> = call.inputs.iter().map(|v| self.mask(*v)).collect();
-        if call.arguments.masked && masks.iter().any(Option::is_none) {
+        // Values beside the first may have no steps, such as the initial states of an LSTM.
+        if call.arguments.masked && masks.iter().all(Option::is_none) {
             return Err(
-                "its `mask` is not the padding of an Embedding; use mask_zero=True \
-                        there, or call it without a mask"
+                "its `mask` is not the padding of an Embedding or a Masking layer; use \
+                 mask_zero=True there, or call it without a mask"
                     .to_string(),
             );
         }
+        let part = call.arguments.part;
+        let masked_by = match part {
+            0 => layer.mask(&masks, self.calls.len())?,
+            _ => None,
+        };
         Ok(PlannedCall {
             layer: call.layer,
             inputs: call.inputs.clone(),
-            output: layer.output_shape_of_all(&shapes)?,
+            output: layer.part_shape(part, &shapes)?,
             shapes,
             arguments: call.arguments,
             reordered: false,
-            masked_by: layer.mask(&masks, self.calls.len())?,
+            masked_by,
         })
     }
 

@@ -17,7 +17,10 @@ impl Plan {
         }
         for index in 0..self.calls.len() {
             let call = &self.calls[index];
-            let image = match (&self.layers[call.layer].spec, call.shapes[0].image()) {
+            let image = match (
+                &self.layers[call.layer].spec,
+                call.shapes[0].channels_first(),
+            ) {
                 (LayerSpec::Flatten(_), Some(image)) => image,
                 _ => continue,
             };

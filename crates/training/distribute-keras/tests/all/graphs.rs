@@ -59,7 +59,7 @@ pub fn numbers(stream: u32, count: usize) -> impl Iterator<Item = f64> {
 }
 
 fn weight(stream: u32, planned: &PlannedWeight) -> Weight {
-    let (name, shape) = (planned.name, &planned.shape);
+    let (name, shape) = (planned.name.as_ref(), &planned.shape);
     let inputs = match shape[..] {
         [rows, columns, channels, 1] if channels > 1 => rows * columns,
         [.., last] => planned.elements() / last,

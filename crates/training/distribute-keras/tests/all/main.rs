@@ -7,6 +7,7 @@ mod layers;
 mod mixed;
 mod models;
 mod options;
+mod recurrent;
 mod several;
 mod weight_files;
 

@@ -103,9 +103,9 @@ fn the_documents_cnn_is_the_built_in_mnist_cnn() {
 #[rstest]
 #[case("\"valid\"", "\"causal\"", "padding")]
 #[case("\"channels_last\"", "\"channels_first\"", "data_format")]
-#[case("\"Flatten\"", "\"LSTM\"", "layer")]
+#[case("\"Flatten\"", "\"ConvLSTM2D\"", "layer")]
 #[case("\"relu\"", "\"my_function\"", "activation")]
-#[case("\"GlorotUniform\"", "\"Orthogonal\"", "initializer")]
+#[case("\"GlorotUniform\"", "\"MyInitializer\"", "initializer")]
 #[case(
     "\"class_name\": \"L2\"",
     "\"class_name\": \"Orthogonal\"",

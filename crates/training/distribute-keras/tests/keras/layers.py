@@ -46,8 +46,8 @@ class Case:
     # shapes, and returns the output or a list of outputs.
     shapes: list
     build: Callable
-    # Whether one step is trained: not if the layer draws random numbers, or has no weights at all
-    # and no gradient of interest.
+    # Whether one step is trained: not if the layer draws random numbers. A layer without weights
+    # has a gradient that counts if one with weights stands before it, see `on_dense`.
     trained: bool = True
     # Whether Keras 2 has the model too and computes the same.
     keras2: bool = True
@@ -101,6 +101,12 @@ def weight(generator, path, shape):
     if "gamma" in path:
         return few_digits(1 + 0.3 * u)
     return few_digits(0.7 * u)
+
+
+def on_dense(keras, layer, x):
+    """The layer, if it has no weights behind one that has some."""
+    y = layer(x)
+    return y if layer.weights else layer(keras.layers.Dense(x.shape[-1])(x))
 
 
 def made(keras, case):
@@ -171,7 +177,7 @@ def entry(case):
         for new, other in zip(outputs, listed(old(given, training=False)), strict=True):
             np.testing.assert_allclose(new, other, rtol=1e-4, atol=1e-5, err_msg=case.name)
         found["keras2"] = old.to_json()
-    if case.trained:
+    if case.trained and model.trainable_weights:
         found["loss"], updated = step(model, given)
         found["updated"] = arrays(updated)
         if case.keras2:
