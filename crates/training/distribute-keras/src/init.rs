@@ -155,9 +155,9 @@ fn fans(shape: &[usize]) -> (f64, f64) {
     }
 }
 
-/// A matrix by rows whose shorter sides have the length 1 and are at right angles: normal numbers, of
-/// which each side loses what it shares with the sides before it (Gram and Schmidt), twice for the
-/// sake of rounding.
+/// A matrix by rows whose shorter sides have the length 1 and are at right angles: normal numbers,
+/// of which each side loses what it shares with the sides before it (Gram and Schmidt), twice for
+/// the sake of rounding.
 fn orthogonal(rows: usize, columns: usize, rng: &mut ChaCha8Rng) -> Vec<f64> {
     let (sides, length) = (rows.min(columns), rows.max(columns));
     let mut found: Vec<Vec<f64>> = Vec::with_capacity(sides);

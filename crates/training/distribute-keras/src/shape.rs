@@ -43,8 +43,8 @@ impl Shape {
         }
     }
 
-    /// Height, width and channels of what is channels-first inside: of a volume, the rows of all its
-    /// layers.
+    /// Height, width and channels of what is channels-first inside: of a volume, the rows of all
+    /// its layers.
     pub(crate) fn channels_first(self) -> Option<(usize, usize, usize)> {
         match self {
             Self::Image(height, width, channels) => Some((height, width, channels)),

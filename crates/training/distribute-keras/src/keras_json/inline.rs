@@ -276,7 +276,8 @@ fn leading_to(values: Vec<usize>, inputs: usize, calls: Vec<Call>) -> (Vec<usize
     (values.collect(), kept)
 }
 
-/// The layers without those of `own` that no call is of, and the calls with the layers' new numbers.
+/// The layers without those of `own` that no call is of, and the calls with the layers' new
+/// numbers.
 fn without_unused(
     layers: Vec<NamedLayer>,
     mut calls: Vec<Call>,

@@ -1,5 +1,5 @@
-//! `TimeDistributed` and `Bidirectional`: layers around other layers, which are read as models inside
-//! of the model.
+//! `TimeDistributed` and `Bidirectional`: layers around other layers, which are read as models
+//! inside of the model.
 
 use serde_json::Value;
 

@@ -6,7 +6,8 @@ use super::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CellKind {
-    /// `keras.layers.SimpleRNNCell`: the activation of the sum of what the input and the state give.
+    /// `keras.layers.SimpleRNNCell`: the activation of the sum of what the input and the state
+    /// give.
     Simple,
     /// `keras.layers.LSTMCell` (Hochreiter and Schmidhuber, 1997).
     Lstm,

@@ -259,8 +259,8 @@ impl AttentionWeights {
     }
 }
 
-/// Which scores are of padding, `[batch, steps, read]`: as in Keras 3, of a step of the query that is
-/// padding too, which then reads all steps alike.
+/// Which scores are of padding, `[batch, steps, read]`: as in Keras 3, of a step of the query that
+/// is padding too, which then reads all steps alike.
 fn hidden(query: &Value, value: &Value, key: &Value) -> Option<Tensor<3, Bool>> {
     let padding = |value: &Value, axis| {
         let mask = value.mask.clone()?;

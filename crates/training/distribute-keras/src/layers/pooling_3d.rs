@@ -35,8 +35,8 @@ impl KerasLayer for Pooling3D {
         self.windows.output_shape(input, input.features())
     }
 
-    /// First the rows and columns, then the depths: neither the largest value nor the mean of as many
-    /// values each depends on the order.
+    /// First the rows and columns, then the depths: neither the largest value nor the mean of as
+    /// many values each depends on the order.
     fn call(&self, x: Value, _: &mut Pass<'_, '_>) -> Value {
         x.map_volume(|x| {
             let [batch, channels, depth, height, width] = x.dims();

@@ -171,8 +171,8 @@ impl CellWeights {
     }
 }
 
-/// The steps of `[batch, steps, values]`. By halves: the gradient of a part is as large as the whole,
-/// so that parts of one step each would cost the square of the number of steps.
+/// The steps of `[batch, steps, values]`. By halves: the gradient of a part is as large as the
+/// whole, so that parts of one step each would cost the square of the number of steps.
 fn each_step(x: Tensor<3>, all: &mut Vec<Tensor<2>>) {
     match x.dims()[1] {
         0 => {}

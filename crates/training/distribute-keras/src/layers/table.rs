@@ -41,7 +41,9 @@ macro_rules! layers {
                 let trainable = common(&mut fields)?;
                 let layer = match class {
                     $(
-                        $class $(| $more)* $($(| $old)+)? => $name::parse(class, &mut fields)?.into(),
+                        $class $(| $more)* $($(| $old)+)? => {
+                            $name::parse(class, &mut fields)?.into()
+                        }
                     )+
                     _ => {
                         let known = concat!(

@@ -18,7 +18,8 @@ pub struct PlannedWeight {
     pub shape: Vec<usize>,
     /// How it starts.
     pub initializer: Initializer,
-    /// The elements that start as 1 whatever the initializer says: the bias of an LSTM's forget gate.
+    /// The elements that start as 1 whatever the initializer says: the bias of an LSTM's forget
+    /// gate.
     pub ones: Range<usize>,
     /// Whether a layer that is trained trains it; statistics are not.
     pub trained: bool,
