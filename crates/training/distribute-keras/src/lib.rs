@@ -32,6 +32,7 @@ mod init;
 mod keras_json;
 pub mod layers;
 mod model;
+mod names;
 mod plan;
 mod shape;
 mod spec;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::entries::{Entries, Entry, Graph, INPUTS, Input, Kind, Node, Reference};
 use super::{File, input_layer, nodes};
 use crate::fields::{Fields, Named, Object, Place};
-use crate::spec::Names;
+use crate::names::Names;
 use crate::{LayerSpec, ModelError, NamedLayer};
 
 /// The operations on masks that Keras 3 writes beside the layers.

@@ -8,7 +8,7 @@ use super::graph::Reader;
 use super::input_layer;
 use crate::fields::{Fields, Named, Object, Place};
 use crate::layers::{LayerSpec, Merge, Recurrent, TimeAxis, common};
-use crate::spec::Names;
+use crate::names::Names;
 use crate::{ModelError, NamedLayer};
 
 const ONLY_RECURRENT: &str = "use SimpleRNN, LSTM, GRU or RNN in it";

@@ -2,6 +2,19 @@
 
 use super::*;
 
+/// The class of a recurrent layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecurrentClass {
+    /// `keras.layers.SimpleRNN`.
+    SimpleRNN,
+    /// `keras.layers.LSTM`.
+    LSTM,
+    /// `keras.layers.GRU`.
+    GRU,
+    /// `keras.layers.RNN`.
+    RNN,
+}
+
 /// What a cell computes in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

@@ -22,19 +22,6 @@ pub struct Recurrent {
     pub zero_output_for_mask: bool,
 }
 
-/// The class of a recurrent layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RecurrentClass {
-    /// `keras.layers.SimpleRNN`.
-    SimpleRNN,
-    /// `keras.layers.LSTM`.
-    LSTM,
-    /// `keras.layers.GRU`.
-    GRU,
-    /// `keras.layers.RNN`.
-    RNN,
-}
-
 const CLASSES: [(&str, RecurrentClass); 4] = [
     ("SimpleRNN", RecurrentClass::SimpleRNN),
     ("LSTM", RecurrentClass::LSTM),
@@ -167,7 +154,7 @@ impl Recurrent {
 
 /// The name of the cell of a layer of this class: `lstm_cell`.
 fn cell_name(class: &str) -> String {
-    let mut names = crate::spec::Names::default();
+    let mut names = crate::names::Names::default();
     names.next(&format!("{class}Cell"))
 }
 
@@ -216,7 +203,7 @@ fn cells(
 }
 
 fn cell_class_name(class: &str) -> String {
-    crate::spec::Names::default().next(class)
+    crate::names::Names::default().next(class)
 }
 
 /// The cells with their weights.
