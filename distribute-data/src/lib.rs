@@ -45,6 +45,7 @@ mod distribute;
 mod distribute_epoch;
 mod error;
 mod from_function;
+mod keras_metric;
 pub mod loss;
 mod order;
 mod prefetch;
@@ -66,9 +67,10 @@ pub use distribute::{DistributedDataset, Position, StrategyDataExt};
 pub use distribute_epoch::Epoch;
 pub use error::DataError;
 pub use from_function::{DistributedFunction, ReplicationMode, Steps};
+pub use keras_metric::KerasMetric;
 pub use loss::{
-    AverageLoss, LossValue, Reduction, SampleWeight, average_loss, binary_crossentropy,
-    categorical_crossentropy, l2, mean_squared_error, scale_regularization_loss,
-    sparse_categorical_crossentropy,
+    AverageLoss, LossFunction, LossValue, Reduction, SampleWeight, average_loss,
+    binary_crossentropy, categorical_crossentropy, l2, mean_squared_error,
+    scale_regularization_loss, sparse_categorical_crossentropy,
 };
 pub use weighted::Weighted;

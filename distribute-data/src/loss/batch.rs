@@ -6,6 +6,7 @@ use distribute_core::metric::{
 };
 use distribute_core::{Error, ReplicaContext, Result};
 
+use super::function::LossFunction;
 use super::functions::{
     Labels, LastAxis, binary_crossentropy, categorical_crossentropy, mean_squared_error,
     sparse_categorical_crossentropy,
@@ -104,6 +105,22 @@ macro_rules! batch_loss {
 batch_loss!(CategoricalCrossentropy, categorical_crossentropy);
 batch_loss!(BinaryCrossentropy, binary_crossentropy);
 batch_loss!(MeanSquaredError, mean_squared_error);
+
+impl<P: LastAxis, Y: Labels<P>> BatchLoss<P, Y> for LossFunction {
+    fn average(
+        &self,
+        ctx: &ReplicaContext,
+        predicted: P,
+        labels: Y,
+        weights: Option<Tensor<1>>,
+    ) -> Result<Tensor<1>> {
+        P::average(self.of(predicted, labels), ctx, weights)
+    }
+
+    fn examples(&self, (predicted, _): &(P, Y)) -> usize {
+        predicted.examples()
+    }
+}
 
 macro_rules! accuracy {
     ($loss:ty, $accuracy:ident) => {

@@ -4,6 +4,8 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use distribute_core::{ReplicaContext, Result};
 
+use super::compute::{EPSILON, compute, sigmoid_crossentropy};
+use super::function::LossFunction;
 use super::reduction::{LossValue, Reduction, reduce};
 use super::scaling::AverageLoss;
 
@@ -30,6 +32,9 @@ pub trait LastAxis: Sized + sealed::LastAxis {
 
     #[doc(hidden)]
     fn squared_error(self, labels: Self) -> Self::PerExample;
+
+    #[doc(hidden)]
+    fn function(self, labels: Self, function: &LossFunction) -> Self::PerExample;
 
     #[doc(hidden)]
     fn reduce(
@@ -114,6 +119,11 @@ macro_rules! last_axis {
                 mean_last(error.clone() * error)
             }
 
+            fn function(self, labels: Self, function: &LossFunction) -> Tensor<$less> {
+                same_shape(self.dims(), labels.dims());
+                compute(function, self, labels).squeeze_dim::<$less>($rank - 1)
+            }
+
             fn reduce(
                 per_example: Tensor<$less>,
                 reduction: Reduction,
@@ -169,13 +179,15 @@ fn mean_last<const D: usize, const L: usize>(values: Tensor<D>) -> Tensor<L> {
     values.mean_dim(D - 1).squeeze_dim(D - 1)
 }
 
-/// `max(x, 0) - x * z + ln(1 + exp(-|x|))`: no `exp` of a positive number, and the right
-/// derivative at 0 (TensorFlow: `sigmoid_cross_entropy_with_logits`).
-fn sigmoid_crossentropy<const D: usize>(logits: Tensor<D>, labels: Tensor<D>) -> Tensor<D> {
-    let negative = logits.clone().lower_elem(0);
-    let positive_part = logits.clone().mask_fill(negative.clone(), 0);
-    let minus_absolute = logits.clone().neg().mask_where(negative, logits.clone());
-    positive_part - logits * labels + minus_absolute.exp().log1p()
+impl LossFunction {
+    /// The loss of every example: predictions and targets are `[n, ..., k]`, the result is
+    /// `[n, ...]`. Targets may be floats, integers or booleans.
+    ///
+    /// # Panics
+    /// If the shapes differ; inside a step the strategy reports it as an error.
+    pub fn of<T: LastAxis>(&self, predictions: T, targets: impl Labels<T>) -> T::PerExample {
+        predictions.function(targets.into_float(), self)
+    }
 }
 
 /// The cross-entropy between logits and classes, for every example
@@ -246,9 +258,6 @@ fn same_shape<const D: usize>(predictions: [usize; D], labels: [usize; D]) {
 pub fn l2<const D: usize>(weights: Tensor<D>, factor: f64) -> Tensor<1> {
     (weights.clone() * weights).sum().mul_scalar(factor)
 }
-
-/// What a probability is kept away from 0 and 1 by (Keras: `backend.epsilon()`).
-const EPSILON: f64 = 1e-7;
 
 /// Logits for the categorical losses from the probabilities that a model with a softmax layer at
 /// its end gives (Keras: `from_logits=False`). A model that gives logits is more accurate.

@@ -6,12 +6,15 @@
 //! the same on every replica and must be divided by their number: [`scale_regularization_loss`].
 
 mod batch;
+mod compute;
+mod function;
 mod functions;
 mod objects;
 mod reduction;
 mod scaling;
 
 pub use batch::{BatchLoss, LossWithAccuracy, SideOfLogits};
+pub use function::LossFunction;
 pub use functions::{
     Labels, LastAxis, binary_crossentropy, categorical_crossentropy, l2, logits_of_sigmoid,
     logits_of_softmax, mean_squared_error, sparse_categorical_crossentropy,

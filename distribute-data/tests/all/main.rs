@@ -4,6 +4,7 @@ mod batchers;
 mod datasets;
 mod design_program;
 mod distribution;
+mod keras_goldens;
 mod losses;
 mod parallel_calls;
 
