@@ -38,6 +38,14 @@ impl Logs {
             .map(|(name, value)| (name.as_str(), *value))
     }
 
+    /// This name, or the first of `name_1`, `name_2`, .. that no entry has, as Keras names metrics.
+    fn free_name(&self, name: &str) -> String {
+        let mut numbered = (1_usize..).map(|number| format!("{name}_{number}"));
+        let mut free = std::iter::once(name.to_string()).chain(&mut numbered);
+        free.find(|name| self.get(name).is_none())
+            .unwrap_or_else(|| name.to_string())
+    }
+
     /// Adds the validation data's values.
     pub(super) fn extend_validation(&mut self, validation: &Logs) {
         let prefixed = validation.iter();
@@ -166,6 +174,12 @@ impl Sums {
             (name.to_string(), weighted_mean(sum.0, count.0))
         });
         let entries = std::iter::once(("loss".to_string(), loss)).chain(metrics);
-        entries.collect()
+        let mut logs: Logs = entries.collect();
+        for (metric, sums) in &self.totals {
+            let sums: Vec<f64> = sums.iter().map(|sum| sum.0).collect();
+            let name = logs.free_name(metric.name());
+            logs.entries.push((name, metric.result(&sums)));
+        }
+        logs
     }
 }

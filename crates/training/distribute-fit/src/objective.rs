@@ -11,6 +11,7 @@ use distribute_core::{
     Applied, Error, Gradients, LeafVisitor, Nest, NestPath, Recomputation, ReplicaContext,
     ReplicaRng, Result, TrainState, WrongGradient, setters, trace,
 };
+use distribute_data::KerasMetric;
 use serde::{Deserialize, Serialize};
 
 use super::FitError;
@@ -159,6 +160,7 @@ pub struct Objective {
     /// What the loss was divided by, if it was given.
     divisor: Option<f64>,
     metrics: Vec<(Cow<'static, str>, Quantity, Quantity)>,
+    totals: Vec<(KerasMetric, Tensor<1>)>,
 }
 
 impl Objective {
@@ -174,6 +176,7 @@ impl Objective {
             examples: None,
             divisor: None,
             metrics: Vec::new(),
+            totals: Vec::new(),
         }
     }
 
@@ -231,6 +234,14 @@ impl Objective {
         count: impl Into<Quantity>,
     ) -> Self {
         self.metrics.push((name.into(), sum.into(), count.into()));
+        self
+    }
+
+    /// The [sums](KerasMetric::sums) of one of Keras' metrics over this replica's batch. The metric
+    /// of their totals over all replicas and batches is in the logs, behind those of
+    /// [`measure`](Self::measure) and [`metric`](Self::metric).
+    pub fn totals(mut self, metric: KerasMetric, sums: Tensor<1>) -> Self {
+        self.totals.push((metric, sums));
         self
     }
 
@@ -306,11 +317,15 @@ impl Objective {
         }
         let count = numbers.len();
         let numbers = TensorData::new(numbers, [count]);
+        let totals = self.totals.into_iter();
         StepSums {
             common,
             names,
             tensors,
             numbers,
+            totals: totals
+                .map(|(metric, sums)| (metric, trace::without_autodiff(sums)))
+                .collect(),
         }
     }
 }
@@ -427,6 +442,8 @@ pub(super) struct StepSums {
     /// The loss, the regularization, the examples, whether the loss is multiplied by its divisor,
     /// and two of each metric.
     numbers: TensorData,
+    /// The sums of Keras' metrics.
+    totals: Vec<(KerasMetric, Tensor<1>)>,
 }
 
 /// Name, sum, count.
@@ -445,6 +462,9 @@ pub(super) struct Sums {
     #[serde(with = "exact")]
     pub(super) examples: f64,
     pub(super) metrics: Vec<MetricSums>,
+    /// The sums of Keras' metrics.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) totals: Vec<(KerasMetric, Vec<Exact>)>,
 }
 
 impl Sums {
@@ -453,15 +473,26 @@ impl Sums {
         self.loss += batch.loss;
         self.regularization += batch.regularization;
         self.examples += batch.examples;
-        if self.metrics.is_empty() {
+        if self.metrics.is_empty() && self.totals.is_empty() {
             self.metrics = batch.metrics;
+            self.totals = batch.totals;
             return Ok(());
         }
         let own = self.metrics.iter().map(|(name, ..)| name);
-        if !own.eq(batch.metrics.iter().map(|(name, ..)| name)) {
+        let kinds = |sums: &Self| -> Vec<(KerasMetric, usize)> {
+            let all = sums.totals.iter();
+            all.map(|(metric, sums)| (*metric, sums.len())).collect()
+        };
+        let same_names = own.eq(batch.metrics.iter().map(|(name, ..)| name));
+        if !same_names || kinds(self) != kinds(&batch) {
             return Err(Error::invalid(
                 "the objective must give the same metrics in the same order for every batch",
             ));
+        }
+        for ((_, own), (_, other)) in self.totals.iter_mut().zip(batch.totals) {
+            for (own, other) in own.iter_mut().zip(other) {
+                own.0 += other.0;
+            }
         }
         for (own, other) in self.metrics.iter_mut().zip(batch.metrics) {
             own.1.0 += other.1.0;
@@ -476,7 +507,12 @@ impl Nest for StepSums {
         for (place, tensor) in &mut self.tensors {
             visit(&path.item(*place), tensor)?;
         }
-        visit(&path.field("numbers"), &mut self.numbers)
+        visit(&path.field("numbers"), &mut self.numbers)?;
+        let path = path.field("totals");
+        for (place, (_, sums)) in self.totals.iter_mut().enumerate() {
+            visit(&path.item(place), sums)?;
+        }
+        Ok(())
     }
 
     fn skeleton(&self) -> Option<Self> {
@@ -487,6 +523,12 @@ impl Nest for StepSums {
             names: self.names.clone(),
             tensors: tensors.collect::<Option<_>>()?,
             numbers: self.numbers.clone(),
+            totals: {
+                let totals = self.totals.iter();
+                totals
+                    .map(|(metric, _)| Some((*metric, empty()?)))
+                    .collect::<Option<_>>()?
+            },
         })
     }
 }
@@ -501,7 +543,12 @@ impl StepSums {
     pub(super) fn check_same(replicas: &[Self]) -> Result<()> {
         let mut neighbours = replicas.iter().zip(replicas.iter().skip(1));
         let differ = |(own, other): &(&Self, &Self)| {
-            own.names != other.names || !own.places().eq(other.places())
+            let kinds = |sums: &Self| -> Vec<KerasMetric> {
+                sums.totals.iter().map(|(metric, _)| *metric).collect()
+            };
+            own.names != other.names
+                || !own.places().eq(other.places())
+                || kinds(own) != kinds(other)
         };
         let Some((own, other)) = neighbours.find(differ) else {
             return Ok(());
@@ -522,9 +569,15 @@ impl StepSums {
             return Err(Error::internal("the sums of no replica"));
         };
         let mut numbers = first.read_numbers()?;
+        let mut totals = first.read_totals()?;
         for other in others {
             for (sum, more) in numbers.iter_mut().zip(other.read_numbers()?) {
                 *sum += more;
+            }
+            for ((_, sums), (_, more)) in totals.iter_mut().zip(other.read_totals()?) {
+                for (sum, more) in sums.iter_mut().zip(more) {
+                    sum.0 += more.0;
+                }
             }
         }
         let examples = numbers[2];
@@ -537,7 +590,17 @@ impl StepSums {
             regularization: numbers[1] * share * examples,
             examples,
             metrics: metrics.collect(),
+            totals,
         })
+    }
+
+    fn read_totals(&self) -> Result<Vec<(KerasMetric, Vec<Exact>)>> {
+        let totals = self.totals.iter();
+        let read = totals.map(|(metric, sums)| {
+            let data = sums.clone().try_into_data().map_err(Error::internal)?;
+            Ok((*metric, data.iter::<f64>().map(Exact).collect()))
+        });
+        read.collect()
     }
 
     fn read_numbers(&self) -> Result<Vec<f64>> {

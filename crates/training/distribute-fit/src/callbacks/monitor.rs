@@ -1,6 +1,7 @@
 //! Whether a value of the logs became better.
 
 use distribute_core::Result;
+use distribute_data::KerasMetric;
 
 use crate::{Control, FitError, Logs};
 
@@ -75,8 +76,9 @@ impl Monitor {
 
     /// Refuses a name that does not tell which values are better, if the direction is `Auto`.
     pub(super) fn check(&self, callback: &'static str) -> Result<()> {
-        if self.direction != Direction::Auto || self.ends_with(&LARGER) || self.ends_with(&SMALLER)
-        {
+        let is_known =
+            self.ends_with(&LARGER) || self.ends_with(&SMALLER) || self.metric().is_some();
+        if self.direction != Direction::Auto || is_known {
             return Ok(());
         }
         let nearest = distribute_error::nearest(&self.name, USUAL);
@@ -120,8 +122,24 @@ impl Monitor {
         match self.direction {
             Direction::Min => false,
             Direction::Max => true,
-            Direction::Auto => self.ends_with(&LARGER),
+            Direction::Auto => match self.metric() {
+                Some(metric) => metric.is_better_larger(),
+                None => self.ends_with(&LARGER),
+            },
         }
+    }
+
+    /// The metric of Keras with this name; a number behind it tells metrics of one name apart.
+    fn metric(&self) -> Option<KerasMetric> {
+        let name = self.name.strip_prefix("val_").unwrap_or(&self.name);
+        let known = |name: &str| {
+            let metric: Option<KerasMetric> = name.parse().ok();
+            metric.filter(|metric| metric.name() == name)
+        };
+        known(name).or_else(|| {
+            let (base, number) = name.rsplit_once('_')?;
+            known(base).filter(|_| number.parse::<u32>().is_ok())
+        })
     }
 
     fn ends_with(&self, endings: &[&str]) -> bool {
