@@ -26,7 +26,8 @@ pub enum LabelColumn {
     Detect,
     /// The last column.
     Last,
-    /// The column of this name; the table needs a header.
+    /// The column of this name; the table needs a header. Several names, with commas between them,
+    /// are as many columns of target values, if no column has the whole text as its name.
     Name(String),
     /// There is none, or it does not matter: the examples have no labels. With
     /// [`CsvOptions::columns`] the column that would be the label may be there, and is left out.
@@ -77,6 +78,9 @@ pub enum CsvLabels {
     Classes,
     /// Target values of a regression.
     Numbers,
+    /// What the column holds: class numbers, other numbers (target values), or names of classes,
+    /// which are numbered in the order of the alphabet. A column of numbers and texts is an error.
+    Detect,
 }
 
 /// How to read a CSV table.
@@ -108,6 +112,8 @@ pub struct CsvOptions {
     /// Where the label stands, if neither names nor `columns` say it; behind all features by
     /// default.
     pub label_place: LabelPlace,
+    /// The column with the weight of each example; the table needs a header. None by default.
+    pub weights: Option<String>,
 }
 
 impl Default for CsvOptions {
@@ -120,6 +126,7 @@ impl Default for CsvOptions {
             delimiter_is_sure: false,
             columns: CsvColumns::default(),
             label_place: LabelPlace::default(),
+            weights: None,
         }
     }
 }

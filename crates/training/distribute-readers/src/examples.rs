@@ -75,6 +75,8 @@ pub struct Examples {
     divisor: f32,
     classes: Option<usize>,
     class_names: Arc<[String]>,
+    /// How much each example of the data counts.
+    weights: Option<Arc<[f32]>>,
     files: Arc<[PathBuf]>,
     origin: Arc<Origin>,
 }
@@ -169,6 +171,7 @@ impl Examples {
             divisor,
             classes,
             class_names: class_names.into(),
+            weights: None,
             files: files.into(),
             origin: Arc::new(Origin::default()),
         })
@@ -198,6 +201,50 @@ impl Examples {
         }
         self.classes = Some(classes);
         Ok(self)
+    }
+
+    /// Sets how much each example counts in a loss (Keras: `sample_weight`).
+    ///
+    /// # Errors
+    /// [`ReadError::CountMismatch`] for another number of weights than there are examples,
+    /// [`ReadError::NotFinite`] for NaN and infinity.
+    pub fn with_weights(mut self, weights: Vec<f32>) -> Result<Self, ReadError> {
+        let path = Path::new(&*self.name);
+        if weights.len() != self.features.len() {
+            return Err(ReadError::CountMismatch {
+                features_path: path.into(),
+                examples: self.features.len(),
+                labels_path: path.into(),
+                labels: weights.len(),
+            });
+        }
+        if let Some(row) = weights.iter().position(|weight| !weight.is_finite()) {
+            return Err(ReadError::NotFinite {
+                path: path.into(),
+                row,
+                column: 0,
+                value: weights[row].into(),
+            });
+        }
+        self.weights = Some(weights.into());
+        Ok(self)
+    }
+
+    /// Whether the examples have weights.
+    pub fn is_weighted(&self) -> bool {
+        self.weights.is_some()
+    }
+
+    /// How much the examples `indices` count: 1 without weights.
+    ///
+    /// # Errors
+    /// [`ReadError::IndexOutOfRange`].
+    pub fn weights_f32(&self, indices: &[usize]) -> Result<Vec<f32>, ReadError> {
+        let weights = indices.iter().map(|&index| {
+            let row = self.row(index)?;
+            Ok(self.weights.as_ref().map_or(1.0, |weights| weights[row]))
+        });
+        weights.collect()
     }
 
     /// Gives every example another shape with as many values, for example `[28, 28]` for the 784
@@ -309,6 +356,73 @@ impl Examples {
         Ok(self)
     }
 
+    /// Labels that are classes as values, one each: `3` becomes `3.0`. Values stay as they are.
+    ///
+    /// # Errors
+    /// [`ReadError::WrongKind`] without labels.
+    pub fn with_labels_as_values(mut self) -> Result<Self, ReadError> {
+        let classes = match &*self.labels {
+            Labels::Numbers(_) => return Ok(self),
+            Labels::Absent(_) => return Err(self.wrong_kind("labels", "none")),
+            Labels::Classes(classes) => classes,
+        };
+        let values = classes.iter().map(|class| *class as f32).collect();
+        let array = Array::new(vec![classes.len()], Values::F32(values))?;
+        self.labels = Arc::new(Labels::Numbers(array));
+        self.classes = None;
+        self.class_names = Arc::new([]);
+        Ok(self)
+    }
+
+    /// The classes by the places of their names in this list.
+    ///
+    /// # Errors
+    /// [`ReadError::MissingName`] with the first name that is not in the list;
+    /// [`ReadError::WrongKind`] if the labels are not classes with names.
+    pub fn with_class_names(mut self, names: &[String]) -> Result<Self, ReadError> {
+        let Labels::Classes(classes) = &*self.labels else {
+            return Err(self.wrong_kind("classes", "values as labels"));
+        };
+        let places = self.class_names.iter().map(|own| {
+            let place = names.iter().position(|name| name == own);
+            place.ok_or_else(|| ReadError::MissingName {
+                path: self.name.to_string().into(),
+                wanted: format!("the class {own:?}, which the data has,"),
+                found: names.to_vec(),
+            })
+        });
+        let places = places.collect::<Result<Vec<usize>, _>>()?;
+        let renumbered = classes.iter().map(|class| {
+            let place = usize::try_from(*class).ok();
+            let place = place.and_then(|class| places.get(class));
+            place.map_or(*class, |place| *place as i64)
+        });
+        self.labels = Arc::new(Labels::Classes(renumbered.collect()));
+        self.class_names = names.into();
+        self.classes = Some(names.len());
+        Ok(self)
+    }
+
+    /// Multiplies the weight of every example by that of its class (Keras: `class_weight`); of a
+    /// class beyond the list it is 1.
+    ///
+    /// # Errors
+    /// [`ReadError::WrongKind`] if the labels are not classes; the errors of
+    /// [`with_weights`](Self::with_weights).
+    pub fn with_class_weights(self, weights: &[f32]) -> Result<Self, ReadError> {
+        let Labels::Classes(classes) = &*self.labels else {
+            return Err(self.wrong_kind("classes", "values as labels"));
+        };
+        let own = |row: usize| self.weights.as_ref().map_or(1.0, |weights| weights[row]);
+        let all = classes.iter().enumerate().map(|(row, class)| {
+            let class = usize::try_from(*class).ok();
+            let weight = class.and_then(|class| weights.get(class));
+            own(row) * weight.copied().unwrap_or(1.0)
+        });
+        let all = all.collect();
+        self.with_weights(all)
+    }
+
     /// The same examples without their labels.
     #[must_use]
     pub fn without_labels(mut self) -> Self {
@@ -355,7 +469,7 @@ impl Examples {
     ///
     /// # Errors
     /// [`ReadError::ShapesDiffer`] if the examples have other shapes, [`ReadError::WrongKind`] if
-    /// one holds texts and the other numbers, or if the labels are not classes.
+    /// one holds texts and the other numbers, or one has classes and the other values as labels.
     pub fn joined(&self, other: &Self) -> Result<Self, ReadError> {
         if self.feature_shape != other.feature_shape {
             return Err(ReadError::ShapesDiffer {
@@ -378,17 +492,31 @@ impl Examples {
             shape.extend(self.feature_shape.iter());
             Features::Numbers(Array::new(shape, Values::F32(values))?)
         };
-        let (Some(a), Some(b)) = (self.classes, other.classes) else {
-            return Err(self.wrong_kind("classes", "values as labels"));
-        };
-        let labels = [self.labels_i64(&mine)?, other.labels_i64(&theirs)?].concat();
         let name = Path::new(&*self.name);
         let names = self.class_names();
-        let labels = Labels::Classes(labels);
+        let labels = match (self.classes, other.classes) {
+            (Some(_), Some(_)) => {
+                Labels::Classes([self.labels_i64(&mine)?, other.labels_i64(&theirs)?].concat())
+            }
+            (None, None) if self.label_shape() == other.label_shape() => {
+                let values = [self.labels_f32(&mine)?, other.labels_f32(&theirs)?].concat();
+                let shape = [&[mine.len() + theirs.len()], self.label_shape()].concat();
+                Labels::Numbers(Array::new(shape, Values::F32(values))?)
+            }
+            _ => return Err(self.wrong_kind("labels of one kind", "classes and values")),
+        };
         let joined = Self::from_files(&self.name, features, name, labels, name, names)?;
+        let joined = match self.classes.max(other.classes) {
+            Some(classes) => joined.with_classes(classes)?,
+            None => joined,
+        };
+        let joined = if self.is_weighted() || other.is_weighted() {
+            joined.with_weights([self.weights_f32(&mine)?, other.weights_f32(&theirs)?].concat())?
+        } else {
+            joined
+        };
         let files = [&*self.files, &*other.files].concat();
-        let joined = joined.with_classes(a.max(b))?.with_files(&files);
-        Ok(joined.with_origin(origin))
+        Ok(joined.with_files(&files).with_origin(origin))
     }
 
     /// The number of examples, at least 1.

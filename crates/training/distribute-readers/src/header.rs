@@ -10,7 +10,7 @@ use crate::error::ReadError;
 use crate::lines::number;
 
 /// What stands for a value that is not there, in lower case.
-const MISSING: [&str; 12] = [
+pub(super) const MISSING: [&str; 12] = [
     "", "na", "n/a", "nan", "null", "none", "nil", "?", "-", "--", "inf", "-inf",
 ];
 /// Fewer columns rise or fall too often by chance.

@@ -132,6 +132,11 @@ impl<'a> Lines<'a> {
         read.ended && read.quoting == Quoting::Quoted && self.newlines_inside() > 0
     }
 
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        self.path
+    }
+
     /// The fields of this line as column names.
     pub(crate) fn names(&self) -> Vec<String> {
         let name = |field: &[u8]| String::from_utf8_lossy(field.trim_ascii()).into_owned();

@@ -45,12 +45,27 @@ pub(crate) struct Opened<'a> {
     header: Header,
     stored: Stored,
     endian: Endian,
+    /// The number of letters of each value, for texts.
+    letters: Option<usize>,
 }
 
 impl<'a> Opened<'a> {
-    pub(crate) fn new(mut source: Source<'a>) -> Result<Self, ReadError> {
+    /// An array of numbers.
+    pub(crate) fn new(source: Source<'a>) -> Result<Self, ReadError> {
+        Self::of(source, false)
+    }
+
+    /// An array of numbers or of texts.
+    pub(crate) fn any(source: Source<'a>) -> Result<Self, ReadError> {
+        Self::of(source, true)
+    }
+
+    fn of(mut source: Source<'a>, takes_texts: bool) -> Result<Self, ReadError> {
         let header = read_header(&mut source)?;
-        let Some((stored, endian)) = stored(&header.descr) else {
+        let texts = texts(&header.descr).filter(|_| takes_texts);
+        let letters = texts.map(|(.., letters)| letters);
+        let texts = texts.map(|(stored, endian, _)| (stored, endian));
+        let Some((stored, endian)) = texts.or_else(|| stored(&header.descr)) else {
             let what = format!(
                 "holds values of the NumPy type {:?}",
                 excerpt(&header.descr)
@@ -67,6 +82,7 @@ impl<'a> Opened<'a> {
             header,
             stored,
             endian,
+            letters,
         };
         opened.source.check_claim(opened.bytes())?;
         Ok(opened)
@@ -80,7 +96,41 @@ impl<'a> Opened<'a> {
     /// The bytes of its values, if that is a number.
     pub(crate) fn bytes(&self) -> Option<u64> {
         let count = checked_product(&self.header.shape)?;
+        let count = count.checked_mul(self.letters.unwrap_or(1))?;
         u64::try_from(count).ok()?.checked_mul(self.stored.bytes())
+    }
+
+    /// Whether the values are texts.
+    pub(crate) fn is_text(&self) -> bool {
+        self.letters.is_some()
+    }
+
+    /// The texts, in the order in which they are stored.
+    pub(crate) fn read_texts(mut self) -> Result<Vec<String>, ReadError> {
+        let (bytes, origin) = (self.bytes(), self.source.origin());
+        let no_letter = || ReadError::malformed(origin, "a text holds what is no letter");
+        let values = self.source.values(bytes, self.stored, self.endian)?;
+        let values: Vec<u32> = match values.map_err(|_| no_letter())? {
+            Values::U8(letters) => letters.into_iter().map(u32::from).collect(),
+            Values::I64(letters) => {
+                let letters = letters.into_iter().map(u32::try_from);
+                letters.collect::<Result<_, _>>().map_err(|_| no_letter())?
+            }
+            _ => return Err(no_letter()),
+        };
+        let letters = self.letters.unwrap_or(1);
+        if letters == 0 {
+            let count = checked_product(&self.header.shape).unwrap_or(0);
+            return Ok(vec![String::new(); count]);
+        }
+        let texts = values.chunks_exact(letters).map(|text| {
+            // Shorter texts are filled up with zeros.
+            let end = text.iter().rposition(|letter| *letter != 0);
+            let text = &text[..end.map_or(0, |end| end + 1)];
+            let text: Option<String> = text.iter().map(|letter| char::from_u32(*letter)).collect();
+            text.ok_or_else(no_letter)
+        });
+        texts.collect()
     }
 
     pub(crate) fn read(mut self) -> Result<Array, ReadError> {
@@ -174,6 +224,19 @@ fn row_major(shape: &[usize], values: Values) -> Values {
         Values::I64(v) => Values::I64(reorder(shape, &v)),
         Values::F32(v) => Values::F32(reorder(shape, &v)),
         Values::F64(v) => Values::F64(reorder(shape, &v)),
+    }
+}
+
+/// What texts are stored as, and their number of letters: `<U6` or `|S6`.
+fn texts(descr: &str) -> Option<(Stored, Endian, usize)> {
+    let (order, kind) = descr.split_at_checked(1)?;
+    let (kind, letters) = kind.split_at_checked(1)?;
+    let letters: usize = letters.parse().ok()?;
+    match (order, kind) {
+        ("<", "U") => Some((Stored::U32, Endian::Little, letters)),
+        (">", "U") => Some((Stored::U32, Endian::Big, letters)),
+        ("|", "S") => Some((Stored::U8, Endian::Little, letters)),
+        _ => None,
     }
 }
 

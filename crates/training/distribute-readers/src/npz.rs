@@ -1,5 +1,6 @@
 //! NumPy's `.npz`: a zip archive of `.npy` files.
 
+use std::collections::BTreeSet;
 use std::io::{BufReader, Cursor, Read, Seek};
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use zip::{CompressionMethod, ZipArchive};
 
 use crate::array::Array;
 use crate::error::ReadError;
-use crate::examples::{Examples, Features, Labels, Origin, TrainTest};
+use crate::examples::{Examples, Features, Labels, MAX_CLASSES, Origin, TrainTest};
 use crate::foreign::{START_BYTES, known};
 use crate::mnist::{class_labels, same_count};
 use crate::npy::Opened;
@@ -23,8 +24,12 @@ const WANTED: &str = "x_train and y_train (with x_test and y_test, or without), 
 /// else is in the archive is not read: [`Examples::unused`] has the names.
 ///
 /// The first axis counts the examples. Bytes are pixels, read as `x as f32 / 255.0`; all other
-/// features are taken as they are. Integer labels of shape `[n]` or `[n, 1]` are classes, all
-/// others values. Both sets get the same number of classes: the largest label plus one.
+/// features are taken as they are. Integer labels of shape `[n]` or `[n, 1]` from 0 up to
+/// 1,048,575 are classes, texts are names of classes, and all others values. Both sets get the
+/// same number of classes: the largest label plus one.
+///
+/// An array `sample_weight` (or `sample_weight_train`; `sample_weight_test` and
+/// `sample_weight_val` for the other examples) has the weights.
 ///
 /// # Errors
 /// [`ReadError::MissingName`] with the keys that are there, [`ReadError::CountMismatch`],
@@ -152,23 +157,37 @@ fn parse(
             });
         }
     }
+    let weights = npz.weights(x);
+    let test_weights = test.and_then(|test| npz.weights(test[0]));
+    let used = [weights, test_weights];
     let unused: Vec<String> = npz
         .keys()
         .into_iter()
-        .filter(|key| !keys.contains(&&**key))
+        .filter(|key| !keys.contains(&&**key) && !used.contains(&Some(&**key)))
         .collect();
-    let train = npz.examples(&format!("{name} train"), [x, y], &unused)?;
+    let train = npz.examples(&format!("{name} train"), [x, y], weights, &unused)?;
     let Some(test) = test else {
         return Ok((train, None));
     };
-    let test = npz.examples(&format!("{name} test"), test, &unused)?;
-    let both = TrainTest { train, test }.with_common_classes()?;
+    let test = npz.examples(&format!("{name} test"), test, test_weights, &unused)?;
+    let both = with_common_names(train, test)?.with_common_classes()?;
     Ok((both.train, Some(both.test)))
 }
 
 impl<R: Read + Seek> Npz<'_, R> {
     fn has(&self, key: &str) -> bool {
         self.archive.index_for_name(&member(key)).is_some()
+    }
+
+    /// The key of the weights of these examples, if there is one.
+    fn weights(&self, x: &str) -> Option<&'static str> {
+        let names: &[&'static str] = match x {
+            "x_train" => &["sample_weight", "sample_weight_train"],
+            "x" => &["sample_weight"],
+            "x_test" => &["sample_weight_test"],
+            _ => &["sample_weight_val"],
+        };
+        names.iter().copied().find(|key| self.has(key))
     }
 
     fn keys(&self) -> Vec<String> {
@@ -187,7 +206,7 @@ impl<R: Read + Seek> Npz<'_, R> {
     fn compare(&mut self, [x, y]: [&str; 2]) -> Result<Vec<usize>, ReadError> {
         let (x_path, y_path) = (self.name(x), self.name(y));
         let features = self.open(x, &x_path)?.shape().to_vec();
-        let labels = self.open(y, &y_path)?.shape().to_vec();
+        let labels = self.open_any(y, &y_path)?.shape().to_vec();
         for (shape, path) in [(&features, &x_path), (&labels, &y_path)] {
             if shape.is_empty() {
                 let what = "is a single number, not an array of examples";
@@ -203,6 +222,15 @@ impl<R: Read + Seek> Npz<'_, R> {
     }
 
     fn open<'b>(&'b mut self, key: &str, path: &'b Path) -> Result<Opened<'b>, ReadError> {
+        Opened::new(self.source(key, path)?)
+    }
+
+    /// As [`open`](Self::open), of numbers or texts.
+    fn open_any<'b>(&'b mut self, key: &str, path: &'b Path) -> Result<Opened<'b>, ReadError> {
+        Opened::any(self.source(key, path)?)
+    }
+
+    fn source<'b>(&'b mut self, key: &str, path: &'b Path) -> Result<Source<'b>, ReadError> {
         let file = self
             .archive
             .by_name(&member(key))
@@ -217,33 +245,81 @@ impl<R: Read + Seek> Npz<'_, R> {
         }
         // The archive may claim anything; there cannot be more compressed bytes than the file has.
         let compressed_bytes = file.compressed_size().min(self.length);
-        Opened::new(Source::compressed(Box::new(file), compressed_bytes, path))
+        Ok(Source::compressed(Box::new(file), compressed_bytes, path))
     }
 
     fn examples(
         &mut self,
         name: &str,
         [x, y]: [&str; 2],
+        weights: Option<&str>,
         unused: &[String],
     ) -> Result<Examples, ReadError> {
         let (features_path, labels_path) = (self.name(x), self.name(y));
         let features = self.open(x, &features_path)?.read()?;
-        let labels = self.open(y, &labels_path)?.read()?;
-        let is_class = labels.values().is_integer() && matches!(labels.shape(), [_] | [_, 1]);
-        let labels = if is_class {
-            class_labels(labels, &labels_path)?
-        } else {
-            Labels::Numbers(labels)
-        };
+        let (labels, class_names) = self.labels(y, &labels_path)?;
         let features = Features::Numbers(features);
-        let examples =
-            Examples::from_files(name, features, &features_path, labels, &labels_path, &[])?
-                .with_files(&[self.path.into()]);
+        let examples = Examples::from_files(
+            name,
+            features,
+            &features_path,
+            labels,
+            &labels_path,
+            &class_names,
+        )?
+        .with_files(&[self.path.into()]);
+        let examples = match weights {
+            Some(key) => examples.with_weights(self.weights_of(key)?)?,
+            None => examples,
+        };
         Ok(examples.with_origin(Origin {
             label: Some(y.to_owned()),
             unused: unused.to_vec(),
             ..Origin::default()
         }))
+    }
+
+    /// Classes, by their names if these are texts, or values.
+    fn labels(&mut self, y: &str, path: &Path) -> Result<(Labels, Vec<String>), ReadError> {
+        let opened = self.open_any(y, path)?;
+        let is_column = matches!(opened.shape(), [_] | [_, 1]);
+        if opened.is_text() {
+            if !is_column {
+                let what = "holds several texts for each example; names of classes are one each";
+                return Err(ReadError::malformed(path, what));
+            }
+            let texts = opened.read_texts()?;
+            let names: BTreeSet<&String> = texts.iter().collect();
+            let names: Vec<String> = names.into_iter().cloned().collect();
+            let place = |text: &String| names.binary_search(text).map_or(0, |place| place as i64);
+            return Ok((Labels::Classes(texts.iter().map(place).collect()), names));
+        }
+        let labels = opened.read()?;
+        let is_class = labels.values().is_integer() && is_column && are_classes(&labels);
+        let labels = if is_class {
+            class_labels(labels, path)?
+        } else {
+            Labels::Numbers(labels)
+        };
+        Ok((labels, Vec::new()))
+    }
+
+    /// One number per example.
+    fn weights_of(&mut self, key: &str) -> Result<Vec<f32>, ReadError> {
+        let path = self.name(key);
+        let array = self.open(key, &path)?.read()?;
+        if !matches!(array.shape(), [_] | [_, 1]) {
+            let what = format!(
+                "has the shape {:?}; the weights of examples are one number each",
+                array.shape()
+            );
+            return Err(ReadError::malformed(&path, what));
+        }
+        let mut weights = Vec::with_capacity(array.rows());
+        for row in 0..array.rows() {
+            array.extend_row_f32(row, 1.0, &mut weights);
+        }
+        Ok(weights)
     }
 
     /// The array that is for a model to answer on: see [`read_npz_features`].
@@ -323,6 +399,32 @@ fn opened<R: Read + Seek>(mut reader: R, path: &Path) -> Result<ZipArchive<R>, R
             ReadError::malformed(path, what)
         }
         error => zip_error(path, error),
+    })
+}
+
+/// The classes of both by the names that either has.
+fn with_common_names(train: Examples, test: Examples) -> Result<TrainTest, ReadError> {
+    let names = [train.class_names(), test.class_names()];
+    if names[0] == names[1] || names.iter().any(|names| names.is_empty()) {
+        return Ok(TrainTest { train, test });
+    }
+    let all: BTreeSet<&String> = names.into_iter().flatten().collect();
+    let all: Vec<String> = all.into_iter().cloned().collect();
+    Ok(TrainTest {
+        train: train.with_class_names(&all)?,
+        test: test.with_class_names(&all)?,
+    })
+}
+
+/// Whether whole numbers can be classes; others are target values.
+fn are_classes(labels: &Array) -> bool {
+    let mut values = Vec::with_capacity(1);
+    (0..labels.rows()).all(|row| {
+        values.clear();
+        labels.extend_row_f32(row, 1.0, &mut values);
+        values
+            .iter()
+            .all(|value| (0.0..MAX_CLASSES as f32).contains(value))
     })
 }
 

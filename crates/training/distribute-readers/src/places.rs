@@ -11,6 +11,10 @@ pub(crate) struct Places {
     /// In the order in which the features are read.
     pub(crate) features: Vec<usize>,
     pub(crate) label: Option<usize>,
+    /// Further columns of target values.
+    pub(crate) more_labels: Vec<usize>,
+    /// The weight of the example.
+    pub(crate) weights: Option<usize>,
     /// How many features stand before the label, in the order in which they are read.
     label_place: Option<usize>,
 }
@@ -23,6 +27,8 @@ impl Places {
         Self {
             features,
             label,
+            more_labels: Vec::new(),
+            weights: None,
             label_place,
         }
     }
@@ -34,16 +40,30 @@ impl Places {
         options: &CsvOptions,
         path: &Path,
     ) -> Result<Self, ReadError> {
+        let weights = weights(names, options, path)?;
+        if let Some(names) = names
+            && let Some(labels) = several(names, options)
+        {
+            return with_several(names, &labels, weights, options, path);
+        }
         let mut places = match (&options.columns, names) {
             (CsvColumns::All, _) => {
-                let label = label(names, count, &options.label, path)?;
-                let features = (0..count).filter(|at| Some(*at) != label).collect();
+                let label = label(names, count, &options.label, weights, path)?;
+                let is_feature = |at: &usize| Some(*at) != label && Some(*at) != weights;
+                let features = (0..count).filter(is_feature).collect();
                 Self::new(features, label)
             }
-            (CsvColumns::Count(wanted), _) => counted(*wanted, &[], names, count, options, path)?,
-            (CsvColumns::Named { features, .. }, None) => {
-                counted(features.len(), features, names, count, options, path)?
+            (CsvColumns::Count(wanted), _) => {
+                counted(*wanted, &[], names, count, (options, weights), path)?
             }
+            (CsvColumns::Named { features, .. }, None) => counted(
+                features.len(),
+                features,
+                names,
+                count,
+                (options, weights),
+                path,
+            )?,
             (CsvColumns::Named { features, label }, Some(names)) => {
                 named(features, label.as_deref(), names, options, path)?
             }
@@ -54,6 +74,7 @@ impl Places {
             // It belongs to the order of those names, whatever the order in this table.
             places.label_place = places.label.map(|_| place);
         }
+        places.weights = weights;
         if places.features.is_empty() {
             let what = "the first line has one field: a label, but no feature";
             Err(ReadError::malformed(path, what))
@@ -71,11 +92,22 @@ impl Places {
                 ..Origin::default()
             };
         };
-        let used = |at: &usize| self.features.contains(at) || self.label == Some(*at);
+        let labels: Vec<usize> = self
+            .label
+            .iter()
+            .chain(&self.more_labels)
+            .copied()
+            .collect();
+        let used = |at: &usize| {
+            self.features.contains(at) || labels.contains(at) || self.weights == Some(*at)
+        };
         let unused = (0..names.len()).filter(|at| !used(at));
         Origin {
             columns: self.features.iter().map(|at| names[*at].clone()).collect(),
-            label: self.label.map(|at| names[at].clone()),
+            label: self.label.map(|_| {
+                let names: Vec<&str> = labels.iter().map(|at| names[*at].as_str()).collect();
+                names.join(",")
+            }),
             label_place,
             unused: unused.map(|at| names[at].clone()).collect(),
         }
@@ -111,14 +143,101 @@ fn repeated(name: &str, found: usize, wanted: usize, path: &Path) -> ReadError {
     }
 }
 
+/// The column of the weights. A table that is read without labels needs none.
+fn weights(
+    names: Option<&[String]>,
+    options: &CsvOptions,
+    path: &Path,
+) -> Result<Option<usize>, ReadError> {
+    let Some(wanted) = &options.weights else {
+        return Ok(None);
+    };
+    refuse_repeated(names.unwrap_or_default(), wanted, path)?;
+    match position(names, wanted) {
+        None if options.label != LabelColumn::Absent => Err(ReadError::MissingName {
+            path: path.into(),
+            wanted: format!("a column named {wanted:?}, for the weights of the examples"),
+            found: names.unwrap_or_default().to_vec(),
+        }),
+        found => Ok(found),
+    }
+}
+
+/// The places of several columns of target values, if they are meant: by a text with commas that
+/// is no column's name itself, of names that all are.
+fn several(names: &[String], options: &CsvOptions) -> Option<Vec<usize>> {
+    let text = match (&options.label, &options.columns) {
+        (LabelColumn::Name(text), _) => text,
+        (LabelColumn::Detect, CsvColumns::Named { label, .. }) => label.as_ref()?,
+        _ => return None,
+    };
+    if !text.contains(',') || names.contains(text) {
+        return None;
+    }
+    let places = text
+        .split(',')
+        .map(|name| position(Some(names), name.trim()));
+    places.collect()
+}
+
+/// The places in a table with several columns of target values.
+fn with_several(
+    names: &[String],
+    labels: &[usize],
+    weights: Option<usize>,
+    options: &CsvOptions,
+    path: &Path,
+) -> Result<Places, ReadError> {
+    let is_label = |at: &usize| labels.contains(at) || Some(*at) == weights;
+    for at in labels {
+        refuse_repeated(names, &names[*at], path)?;
+    }
+    let others: Vec<usize> = (0..names.len()).filter(|at| !is_label(at)).collect();
+    let features = match &options.columns {
+        CsvColumns::All => others,
+        CsvColumns::Count(wanted) if *wanted == others.len() => others,
+        CsvColumns::Named { features, .. } => {
+            let places = features.iter().map(|name| position(Some(names), name));
+            let found: Option<Vec<usize>> = places.collect();
+            found
+                .filter(|found| !found.iter().any(is_label))
+                .ok_or_else(|| ReadError::OtherColumns {
+                    path: path.into(),
+                    wanted: features.clone(),
+                    wanted_count: features.len(),
+                    found: names.to_vec(),
+                    found_count: names.len(),
+                })?
+        }
+        CsvColumns::Count(wanted) => {
+            return Err(ReadError::OtherColumns {
+                path: path.into(),
+                wanted: Vec::new(),
+                wanted_count: wanted + labels.len(),
+                found: names.to_vec(),
+                found_count: names.len(),
+            });
+        }
+    };
+    if features.is_empty() {
+        let what = "the first line names targets, but no feature";
+        return Err(ReadError::malformed(path, what));
+    }
+    let mut places = Places::new(features, labels.first().copied());
+    places.more_labels = labels.iter().skip(1).copied().collect();
+    places.weights = weights;
+    Ok(places)
+}
+
 /// The label of a table whose other columns are features.
 fn label(
     names: Option<&[String]>,
     count: usize,
     wanted: &LabelColumn,
+    except: Option<usize>,
     path: &Path,
 ) -> Result<Option<usize>, ReadError> {
-    let last = count.checked_sub(1);
+    let last = (0..count).rev().find(|at| Some(*at) != except);
     match wanted {
         LabelColumn::Absent => Ok(None),
         LabelColumn::Last => Ok(last),
@@ -148,18 +267,19 @@ fn counted(
     wanted_names: &[String],
     names: Option<&[String]>,
     count: usize,
-    options: &CsvOptions,
+    (options, weights): (&CsvOptions, Option<usize>),
     path: &Path,
 ) -> Result<Places, ReadError> {
     let without_label = options.label == LabelColumn::Absent;
     let by_place = matches!(options.label, LabelColumn::Absent | LabelColumn::Detect);
     let label = match (names, options.label_place) {
-        _ if without_label && count == wanted => None,
+        _ if without_label && count == wanted + usize::from(weights.is_some()) => None,
         (None, LabelPlace::After(features)) if by_place => Some(features),
-        _ if without_label => label(names, count, &LabelColumn::Detect, path)?,
-        _ => label(names, count, &options.label, path)?,
+        _ if without_label => label(names, count, &LabelColumn::Detect, weights, path)?,
+        _ => label(names, count, &options.label, weights, path)?,
     };
-    let features: Vec<usize> = (0..count).filter(|at| Some(*at) != label).collect();
+    let is_feature = |at: &usize| Some(*at) != label && Some(*at) != weights;
+    let features: Vec<usize> = (0..count).filter(is_feature).collect();
     if features.len() != wanted || label.is_some_and(|label| label >= count) {
         return Err(ReadError::OtherColumns {
             path: path.into(),
@@ -243,7 +363,7 @@ fn named(
         (None, LabelColumn::Name(name), _) if columns.contains(&name.as_str()) => {
             return Err(feature_as_label(name, path));
         }
-        (None, wanted, _) => label(Some(names), names.len(), wanted, path)?,
+        (None, wanted, _) => label(Some(names), names.len(), wanted, None, path)?,
     };
     if label.is_some_and(|label| features.contains(&label)) {
         Err(other())

@@ -7,6 +7,7 @@ use crate::csv_options::{CsvHeader, CsvLabels, CsvOptions, LabelColumn};
 use crate::error::ReadError;
 use crate::examples::{Examples, Features, Labels};
 use crate::header::{self, HeaderCheck};
+use crate::label_column::LabelReader;
 use crate::lines::{Column, Lines, number};
 use crate::places::Places;
 use crate::source::Source;
@@ -76,8 +77,8 @@ fn parse(source: Source<'_>, options: &CsvOptions) -> Result<Examples, ReadError
 struct Table {
     rows: usize,
     features: Vec<f32>,
-    classes: Vec<i64>,
-    targets: Vec<f32>,
+    labels: LabelReader,
+    weights: Vec<f32>,
 }
 
 impl Table {
@@ -89,8 +90,8 @@ impl Table {
         names: Option<&[String]>,
     ) -> Result<(), ReadError> {
         let room = self.features.try_reserve(line.record.len());
-        room.and_then(|()| self.classes.try_reserve(1))
-            .and_then(|()| self.targets.try_reserve(1))
+        room.and_then(|()| self.labels.try_reserve())
+            .and_then(|()| self.weights.try_reserve(1))
             .map_err(|_| line.no_memory(self.features.len()))?;
         let place = |column: usize| Column {
             column,
@@ -103,13 +104,19 @@ impl Table {
         for &column in &places.features {
             self.features.push(value(column)?);
         }
-        match (places.label, labels) {
-            (None, _) => {}
-            (Some(label), CsvLabels::Classes) => {
-                let class = line.class(&place(label), &line.record[label])?;
-                self.classes.push(class);
+        if let Some(weights) = places.weights {
+            self.weights.push(value(weights)?);
+        }
+        match places.label {
+            None => {}
+            Some(label) if places.more_labels.is_empty() => {
+                self.labels.push(line, &place(label), labels)?;
             }
-            (Some(label), CsvLabels::Numbers) => self.targets.push(value(label)?),
+            Some(label) => {
+                for label in [label].iter().chain(&places.more_labels) {
+                    self.labels.push_value(line, &place(*label))?;
+                }
+            }
         }
         self.rows += 1;
         Ok(())
@@ -125,15 +132,18 @@ impl Table {
         let rows = self.rows;
         let shape = vec![rows, places.features.len()];
         let features = Array::new(shape, Values::F32(self.features))?;
-        let labels = match (places.label, labels) {
-            (None, _) => Labels::Absent(rows),
-            (Some(_), CsvLabels::Classes) => Labels::Classes(self.classes),
-            (Some(_), CsvLabels::Numbers) => {
-                Labels::Numbers(Array::new(vec![rows], Values::F32(self.targets))?)
-            }
+        let width = places.more_labels.len() + 1;
+        let (labels, class_names) = match places.label {
+            None => (Labels::Absent(rows), Vec::new()),
+            Some(_) => self.labels.into_labels(labels, rows, width)?,
         };
         let features = Features::Numbers(features);
-        let examples = Examples::from_files(&table_name(path), features, path, labels, path, &[])?;
+        let name = table_name(path);
+        let examples = Examples::from_files(&name, features, path, labels, path, &class_names)?;
+        let examples = match places.weights {
+            Some(_) => examples.with_weights(self.weights)?,
+            None => examples,
+        };
         Ok(examples.with_origin(places.origin(names)))
     }
 }

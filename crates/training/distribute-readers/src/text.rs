@@ -3,8 +3,10 @@
 use std::io::Read;
 use std::path::Path;
 
+use crate::csv_options::CsvLabels;
 use crate::error::ReadError;
 use crate::examples::{Examples, Features, Labels, Origin};
+use crate::label_column::LabelReader;
 use crate::lines::{Column, Lines};
 use crate::places::refuse_repeated;
 use crate::source::{Source, stream_error};
@@ -44,6 +46,8 @@ pub struct TextOptions {
     pub labelled: bool,
     /// The name of the column with the labels, `label` by default.
     pub label: String,
+    /// What the labels are; class numbers by default.
+    pub labels: CsvLabels,
 }
 
 impl Default for TextOptions {
@@ -53,6 +57,7 @@ impl Default for TextOptions {
             delimiter_is_sure: false,
             labelled: true,
             label: LABEL.to_owned(),
+            labels: CsvLabels::default(),
         }
     }
 }
@@ -135,14 +140,14 @@ fn parse(source: Source<'_>, options: &TextOptions) -> Result<Examples, ReadErro
     for at in [Some(text), label].into_iter().flatten() {
         refuse_repeated(&names, &names[at], path)?;
     }
-    let (mut texts, mut classes) = (Vec::new(), Vec::new());
+    let (mut texts, mut labels) = (Vec::new(), LabelReader::default());
     while lines.advance()? {
         if let Some(label) = label {
             let place = Column {
                 column: label,
                 name: Some(&names[label]),
             };
-            classes.push(lines.class(&place, &lines.record[label])?);
+            labels.push(&lines, &place, options.labels)?;
         }
         let bytes = lines.record[text].to_vec();
         texts.push(String::from_utf8(bytes).map_err(|_| {
@@ -154,12 +159,13 @@ fn parse(source: Source<'_>, options: &TextOptions) -> Result<Examples, ReadErro
             }
         })?);
     }
-    let labels = match label {
-        Some(_) => Labels::Classes(classes),
-        None => Labels::Absent(texts.len()),
+    let (labels, class_names) = match label {
+        Some(_) => labels.into_labels(options.labels, texts.len(), 1)?,
+        None => (Labels::Absent(texts.len()), Vec::new()),
     };
     let features = Features::Text(texts);
-    let examples = Examples::from_files(&table_name(path), features, path, labels, path, &[])?;
+    let name = table_name(path);
+    let examples = Examples::from_files(&name, features, path, labels, path, &class_names)?;
     let used = |at: usize| at == text || Some(at) == label;
     let unused = (0..names.len()).filter(|at| !used(*at));
     Ok(examples.with_origin(Origin {
