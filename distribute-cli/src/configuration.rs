@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use distribute_classifier::{
-    DatasetName, EXTRA_KEY, Inputs, Task, model_file_settings, stored_l2, stored_loss,
+    DatasetName, EXTRA_KEY, Inputs, TargetsName, Task, model_file_settings, stored_l2, stored_loss,
 };
 use distribute_core::checkpoint::Metadata;
 use distribute_core::{Configuration, Difference};
@@ -17,8 +17,8 @@ use crate::failure::Failure;
 pub(crate) use crate::flags::named as name;
 use crate::flags::{
     CheckArgs, ClusterArgs, DataArgs, DeviceArgs, FileArgs, FloatName, GeneralArgs, ObservingArgs,
-    ParameterServerArgs, PrecisionName, ScheduleFlag, StrategyName, TpuArgs, TrainArgs,
-    TrainingArgs, ValidationArgs, WireName,
+    OptimizerName, ParameterServerArgs, PrecisionName, ScheduleFlag, StrategyName, TpuArgs,
+    TrainArgs, TrainingArgs, ValidationArgs, WireName,
 };
 use crate::schedule::updates;
 use crate::task::optimizer;
@@ -85,9 +85,12 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
     let TrainingArgs {
         epochs,
         steps,
-        optimizer: _,
+        optimizer: named,
         compiled_optimizer: _,
+        targets: _,
         loss: _,
+        metrics: _,
+        class_weight,
         // A default value is compared like a given one.
         learning_rate: _,
         lr_schedule,
@@ -114,8 +117,20 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
             text(Some(args.optimizer_name())),
             Scope::Result,
         ),
+        (
+            "the options of --optimizer",
+            named.as_ref().and_then(OptimizerName::options),
+            Scope::Result,
+        ),
         // The value may come from the model file; the resulting value is compared.
         ("--loss", None, Scope::Content),
+        ("--targets", None, Scope::Content),
+        ("--metrics", None, Scope::Content),
+        (
+            "--class-weight",
+            (!class_weight.is_empty()).then(|| class_weights(class_weight)),
+            Scope::Result,
+        ),
         (LEARNING_RATE, text(rate), Scope::Result),
         ("--lr-schedule", text(lr_schedule.as_ref()), Scope::Result),
         ("--warmup-steps", text(*warmup_steps), Scope::Result),
@@ -137,6 +152,14 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
     ]
 }
 
+/// Weights of classes as the flag takes them.
+fn class_weights(weights: &[(String, f32)]) -> String {
+    let pairs = weights
+        .iter()
+        .map(|(class, weight)| format!("{class}={weight}"));
+    pairs.collect::<Vec<_>>().join(",")
+}
+
 fn of_validation(args: &ValidationArgs) -> Vec<Entry> {
     let ValidationArgs {
         validation_split,
@@ -155,7 +178,7 @@ fn of_validation(args: &ValidationArgs) -> Vec<Entry> {
             Scope::Result,
         ),
         // The best value so far is compared with later ones.
-        ("--monitor", text(*monitor), Scope::Result),
+        ("--monitor", text(monitor.as_ref()), Scope::Result),
         ("--min-delta", text(*min_delta), Scope::Job),
         ("--early-stopping", text(*early_stopping), Scope::Job),
         ("--start-from-epoch", text(*start_from_epoch), Scope::Job),
@@ -171,6 +194,7 @@ fn of_data(args: &DataArgs) -> Vec<Entry> {
         csv_header: _,
         csv_delimiter: _,
         label_column: _,
+        sample_weight_column: _,
         scale: _,
         color_mode: _,
         batch_size: _,
@@ -184,6 +208,7 @@ fn of_data(args: &DataArgs) -> Vec<Entry> {
         ("--csv-header", None, Scope::Content),
         ("--csv-delimiter", None, Scope::Content),
         ("--label-column", None, Scope::Content),
+        ("--sample-weight-column", None, Scope::Content),
         ("--scale", None, Scope::Content),
         ("--color-mode", None, Scope::Content),
         ("--batch-size", None, Scope::Content),
@@ -422,10 +447,23 @@ pub(crate) fn contents(
 ) -> Result<Configuration, Failure> {
     let mut configuration = model_settings(task);
     configuration.set("--loss", Some(task.loss.name()));
+    configuration.set(
+        "--metrics",
+        Some(metrics(task)).filter(|names| names != ACCURACY),
+    );
     configuration.extend(&data_settings(task, data)?);
     // Last, because its default depends on the data.
     configuration.set("--batch-size", Some(share));
     Ok(configuration)
+}
+
+/// What is measured if nothing else is said.
+const ACCURACY: &str = "accuracy";
+
+/// What is measured: processes add up the sums of the same metrics.
+fn metrics(task: &Task) -> String {
+    let names: Vec<String> = task.metrics.iter().map(ToString::to_string).collect();
+    names.join(",")
 }
 
 /// The model, for the comparison with other processes: a built-in one is its name, a file what it
@@ -455,6 +493,9 @@ pub(crate) fn data_settings(task: &Task, data: &TrainTest) -> Result<Configurati
     if let Some(scale) = task.scale() {
         configuration.set("--scale", Some(scale));
     }
+    if task.targets == TargetsName::Values {
+        configuration.set("--targets", Some(task.targets.name()));
+    }
     let identity = task.identity(data)?;
     configuration.set("the content of the examples", Some(identity.content));
     configuration.set("the order and split of the examples", Some(identity.order));
@@ -476,6 +517,8 @@ pub(crate) fn of_checkpoint(
         }
     }
     configuration.set("--loss", Some(task.loss.name()));
+    // The sums of an epoch that goes on are of the same metrics.
+    configuration.set("--metrics", Some(metrics(task)));
     configuration.extend(&data_settings(task, data)?);
     configuration.set("the number of examples in a step", Some(global_batch));
     let training = &args.training;

@@ -2,7 +2,7 @@
 //! for programmers, but users of this program set flags.
 
 /// Texts of the libraries, and their replacements.
-const NAMES: [(&str, &str); 39] = [
+const NAMES: [(&str, &str); 43] = [
     (
         "raise `ServerOptions::coordinator_timeout`",
         "raise --rendezvous-timeout",
@@ -86,6 +86,13 @@ const NAMES: [(&str, &str); 39] = [
     ("`TaskOptions::validation_split`", "--validation-split"),
     ("by `TaskOptions::loss`: ", ": --loss "),
     ("`LossName::CrossEntropy`", "--loss cross-entropy"),
+    ("`LossName::Mse`", "--loss mse"),
+    ("`TargetsName::Values`", "--targets values"),
+    ("`TargetsName::Classes`", "--targets classes"),
+    (
+        "`ReadingOptions::sample_weight_column`",
+        "--sample-weight-column",
+    ),
     ("`SplitName::All`", "--split all"),
     (
         "choose `ScaleName::By255` or `ScaleName::None`",
@@ -94,12 +101,13 @@ const NAMES: [(&str, &str); 39] = [
     ("(use a schedule)", "(use --lr-schedule)"),
     ("`OptimizerOptions::clip_norm`", "--clip-norm"),
     ("`OptimizerOptions::name`", "--optimizer"),
+    (
+        "of clip_norm (global_clipnorm), clipnorm and clipvalue one can be given",
+        "of --clip-norm (global_clipnorm), and clipnorm and clipvalue of --optimizer, one can be \
+         given",
+    ),
     ("`Policy::mixed_float16`, which", "--precision f16, which"),
     ("`TrainState::accumulate_mean`", "--accumulate"),
-    (
-        "what is trained here are classifiers",
-        "this program trains classifiers",
-    ),
 ];
 
 /// A message with flags in place of options.

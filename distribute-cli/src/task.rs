@@ -25,7 +25,10 @@ pub(crate) fn opened(
         model: args.data.model.clone(),
         reading: args.data.reading(),
         scale: args.data.scale,
+        targets: args.training.targets,
         loss: args.training.loss,
+        metrics: args.training.metrics.as_ref().map(|list| list.0.clone()),
+        class_weights: args.training.class_weight.clone(),
         l2: args.training.l2,
         validation_split: args.validation.validation_split,
     };
@@ -57,7 +60,10 @@ fn check_excluded(task: &Task, args: &TrainingArgs) -> Result<(), Failure> {
 pub(crate) fn complete(task: &mut Task, args: &mut TrainingArgs) {
     let mut options = args.optimizer_options();
     task.complete(&mut options);
-    args.optimizer = options.name.map(OptimizerName);
+    args.optimizer = options.name.map(|name| OptimizerName {
+        name,
+        settings: options.settings.clone(),
+    });
     args.learning_rate = options.learning_rate;
     args.weight_decay = options.weight_decay;
     args.clip_norm = options.clip_norm;
@@ -79,11 +85,16 @@ impl TrainingArgs {
     /// What the flags, and the model's file once it has been read, say of the optimizer.
     pub(crate) fn optimizer_options(&self) -> OptimizerOptions {
         OptimizerOptions {
-            name: self.optimizer.map(|named| named.0),
+            name: self.optimizer.as_ref().map(|named| named.name),
             learning_rate: self.learning_rate,
             weight_decay: self.weight_decay,
             weight_decay_exclude: self.weight_decay_exclude.clone(),
             clip_norm: self.clip_norm,
+            settings: self
+                .optimizer
+                .as_ref()
+                .map(|named| named.settings.clone())
+                .unwrap_or_default(),
             ema: self.ema,
             compiled: self.compiled_optimizer.clone(),
         }
@@ -102,6 +113,7 @@ impl DataArgs {
             data_dir: self.data_dir.clone(),
             csv_delimiter: self.csv_delimiter,
             label_column: self.label_column.clone(),
+            sample_weight_column: self.sample_weight_column.clone(),
             color_mode: self.color_mode,
         }
     }
@@ -111,6 +123,7 @@ impl DataArgs {
         self.data_dir = options.data_dir;
         self.csv_delimiter = options.csv_delimiter;
         self.label_column = options.label_column;
+        self.sample_weight_column = options.sample_weight_column;
         self.color_mode = options.color_mode;
     }
 }

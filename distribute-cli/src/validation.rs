@@ -27,8 +27,8 @@ impl ValidationArgs {
         }
     }
 
-    fn monitor(&self) -> &'static str {
-        self.monitor.map_or(MONITOR, |monitor| monitor.0)
+    fn monitor(&self) -> &str {
+        self.monitor.as_ref().map_or(MONITOR, |monitor| &monitor.0)
     }
 
     pub(crate) fn stopping(&self) -> Option<EarlyStopping> {

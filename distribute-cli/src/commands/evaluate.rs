@@ -1,12 +1,12 @@
 //! `evaluate`: loss and accuracy of a checkpoint.
 
-use distribute_classifier::objective;
+use distribute_classifier::{TargetsName, objective};
 use distribute_core::Policy;
-use distribute_fit::{evaluate, json_number};
+use distribute_fit::{Evaluation, evaluate, json_number};
 use serde_json::json;
 
 use super::report::Report;
-use super::restore::{Purpose, restored};
+use super::restore::{Purpose, Restored, restored};
 use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{EvaluateArgs, OutputFormat};
@@ -16,14 +16,26 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
     if let Some(path) = &args.picture {
         check_file(path).map_err(|error| cannot_write(path, &error))?;
     }
-    let restored = restored(&args.restore, &args.data, &args.devices, Purpose::Evaluate)?;
+    let mut restored = restored(&args.restore, &args.data, &args.devices, Purpose::Evaluate)?;
+    if let Some(metrics) = args.metrics {
+        restored.task.metrics = metrics.0;
+    }
+    if restored.task.targets == TargetsName::Values && (args.report || args.picture.is_some()) {
+        return Err(Failure::usage(
+            "--report and --picture count the answers of a classifier, and this model returns \
+             values; leave them out",
+        ));
+    }
     let result = evaluate(
         &*restored.strategy,
         &restored.state,
         &restored.data,
-        objective(Policy::float32(), restored.task.loss),
+        objective(Policy::float32(), restored.task.measured()),
     )?;
-    let accuracy = result.logs.get("accuracy").unwrap_or(f64::NAN);
+    let shown: Vec<String> = metrics(&result)
+        .map(|(name, value)| format!("{name} {value:.4}"))
+        .collect();
+    let shown = shown.join(", ");
     let report = if args.report || args.picture.is_some() {
         Some(Report::of(&restored)?)
     } else {
@@ -31,7 +43,7 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
     };
     if let (Some(path), Some(report)) = (&args.picture, &report) {
         let title = format!(
-            "{} of step {} on {} ({}): accuracy {accuracy:.4}",
+            "{} of step {} on {} ({}): {shown}",
             restored.task.model_name(),
             restored.step,
             restored.task.dataset,
@@ -41,27 +53,11 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
     }
     let report = report.filter(|_| args.report);
     if args.general.output == OutputFormat::Json {
-        let event = events::event(
-            EventName::Evaluation,
-            [
-                (
-                    "checkpoint",
-                    json!(restored.checkpoint.display().to_string()),
-                ),
-                ("step", json!(restored.step)),
-                ("model", json!(restored.task.model_name())),
-                ("dataset", json!(restored.task.dataset.to_string())),
-                ("split", json!(restored.split.name())),
-                ("examples", json!(result.examples)),
-                ("loss", json_number(result.logs.loss())),
-                ("accuracy", json_number(accuracy)),
-            ],
-        );
-        events::line(&event)?;
+        events::line(&json(&restored, &result))?;
         return report.map_or(Ok(()), |report| events::line(&report.json()));
     }
     events::line(&format!(
-        "{} of step {} on {}: accuracy {accuracy:.4}, loss {:.4} over {} examples ({})",
+        "{} of step {} on {}: {shown}, loss {:.4} over {} examples ({})",
         restored.task.model_name(),
         restored.step,
         restored.task.dataset,
@@ -70,4 +66,27 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
         restored.split.name()
     ))?;
     report.map_or(Ok(()), |report| events::line(&report.text()))
+}
+
+/// The metrics with their values.
+fn metrics(result: &Evaluation) -> impl Iterator<Item = (&str, f64)> {
+    result.logs.iter().filter(|(name, _)| *name != "loss")
+}
+
+/// The event for programs.
+fn json(restored: &Restored, result: &Evaluation) -> String {
+    let head = [
+        (
+            "checkpoint",
+            json!(restored.checkpoint.display().to_string()),
+        ),
+        ("step", json!(restored.step)),
+        ("model", json!(restored.task.model_name())),
+        ("dataset", json!(restored.task.dataset.to_string())),
+        ("split", json!(restored.split.name())),
+        ("examples", json!(result.examples)),
+        ("loss", json_number(result.logs.loss())),
+    ];
+    let metrics = metrics(result).map(|(name, value)| (name, json_number(value)));
+    events::event(EventName::Evaluation, head.into_iter().chain(metrics))
 }

@@ -195,17 +195,18 @@ impl Evaluator {
         let loss = self
             .loss
             .unwrap_or_else(|| stored_loss(&checkpoint.metadata));
+        self.task.loss = loss;
         let found = evaluate(
             &self.strategy,
             &self.state,
             &self.data,
-            objective(Policy::float32(), loss),
+            objective(Policy::float32(), self.task.measured()),
         )?;
         let step = checkpoint.metadata.step;
         self.write(step, &found);
         self.seen = Some(step);
-        let accuracy = found.logs.get("accuracy").unwrap_or(f64::NAN);
         let loss = found.logs.loss();
+        let metrics = found.logs.iter().filter(|(name, _)| *name != "loss");
         self.told.line(&match self.output {
             OutputFormat::Json => events::event(
                 EventName::Evaluation,
@@ -213,11 +214,15 @@ impl Evaluator {
                     ("step", json!(step)),
                     ("examples", json!(found.examples)),
                     ("loss", json_number(loss)),
-                    ("accuracy", json_number(accuracy)),
-                ],
+                ]
+                .into_iter()
+                .chain(metrics.map(|(name, value)| (name, json_number(value)))),
             ),
             OutputFormat::Text => {
-                format!("step {step}: test accuracy {accuracy:.4}, test loss {loss:.4}")
+                let metrics: String = metrics
+                    .map(|(name, value)| format!("test {name} {value:.4}, "))
+                    .collect();
+                format!("step {step}: {metrics}test loss {loss:.4}")
             }
         });
         Ok(())

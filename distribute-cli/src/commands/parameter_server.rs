@@ -149,7 +149,7 @@ fn register(
         NAME,
         &state,
         data,
-        objective(args.training.precision.policy(), task.loss),
+        objective(args.training.precision.policy(), task.measured()),
     );
     Ok(Job { state, training })
 }

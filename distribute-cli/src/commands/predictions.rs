@@ -1,6 +1,6 @@
 //! The predictions of a restored model, for `predict` and for the report of `evaluate`.
 
-use distribute_classifier::Batch;
+use distribute_classifier::{Batch, TargetsName};
 use distribute_core::Tensor;
 use distribute_fit::predict;
 use distribute_keras::Mode;
@@ -8,17 +8,35 @@ use distribute_keras::Mode;
 use super::restore::Restored;
 use crate::failure::Failure;
 
-/// The most likely class of every example and its probability, in the order of the data.
-pub(super) fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Failure> {
+/// What the model says of every example, in the order of the data: one row of `outputs` numbers per
+/// example, the probabilities of a classifier or the values that it returns.
+#[derive(Debug)]
+pub(super) struct Predictions {
+    pub(super) outputs: usize,
+    pub(super) values: Vec<f32>,
+}
+
+impl Predictions {
+    pub(super) fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        self.values.chunks_exact(self.outputs.max(1))
+    }
+}
+
+pub(super) fn predictions(restored: &Restored) -> Result<Predictions, Failure> {
     let outputs = restored.task.plan.output().elements();
+    let of_classes = restored.task.targets != TargetsName::Values;
     let forward = |_: &distribute_fit::StepContext<'_>,
                    model: &distribute_keras::Model,
                    ((input, _), _): Batch| {
         if input.dims()[0] == 0 {
             return Ok(Tensor::<2>::zeros([0, outputs], &input.device()));
         }
-        let logits = model.logits(input, &mut Mode::Inference)?;
-        Ok(model.probabilities(logits))
+        if of_classes {
+            let logits = model.logits(input, &mut Mode::Inference)?;
+            Ok(model.probabilities(logits))
+        } else {
+            model.forward(input, &mut Mode::Inference)
+        }
     };
     let rows = predict(
         &*restored.strategy,
@@ -30,12 +48,17 @@ pub(super) fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Fa
         .into_data()
         .try_into_vec::<f32>()
         .map_err(|error| Failure::failed(format!("unreadable output: {error}")))?;
-    Ok(values.chunks_exact(outputs).map(most_likely).collect())
+    Ok(Predictions { outputs, values })
+}
+
+/// The most likely class of every example and its probability, in the order of the data.
+pub(super) fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Failure> {
+    Ok(predictions(restored)?.rows().map(most_likely).collect())
 }
 
 /// A single output is the probability of class 1, which is predicted above 0.5, as in Keras'
 /// `BinaryAccuracy`.
-fn most_likely(row: &[f32]) -> (usize, f32) {
+pub(super) fn most_likely(row: &[f32]) -> (usize, f32) {
     match row {
         [yes] if *yes > 0.5 => (1, *yes),
         [yes] => (0, 1.0 - yes),

@@ -32,7 +32,7 @@ pub(crate) struct Restored {
     pub(crate) data: DistributedDataset<Data>,
     /// The row of each example in its file or set, counted from 0.
     pub(crate) rows: Vec<usize>,
-    /// The class of each example.
+    /// The class of each example; empty if they have none.
     pub(crate) labels: Vec<i64>,
     /// Where the training examples end, if both sets were requested.
     pub(crate) both: Option<usize>,
@@ -90,7 +90,7 @@ pub(crate) fn restored(
         note(&in_flags(text));
     }
     let all: Vec<usize> = (0..examples.len()).collect();
-    let labels = if examples.is_labelled() {
+    let labels = if examples.classes().is_some() {
         examples.labels_i64(&all)?
     } else {
         Vec::new()

@@ -1,7 +1,7 @@
 //! Values of flags about data sets by their names.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use distribute_classifier::{LossName, ScaleName, SplitName};
+use distribute_classifier::{ScaleName, SplitName, TargetsName};
 use distribute_readers::{CsvHeader, ImageColor};
 
 /// A value with its name on the command line and what `--help` says of it.
@@ -25,20 +25,19 @@ fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
     })
 }
 
-pub(super) fn loss() -> impl TypedValueParser<Value = LossName> {
-    let offer = |loss: LossName, help| (loss.name(), Some(help), loss);
+pub(super) fn targets() -> impl TypedValueParser<Value = TargetsName> {
+    let auto = "Classes, unless data, model and loss are of values";
     one_of([
-        offer(
-            LossName::CrossEntropy,
-            "Between the outputs and the class, or as many yes-no questions behind a sigmoid",
+        ("auto", Some(auto), TargetsName::Auto),
+        (
+            "classes",
+            Some("One class per example"),
+            TargetsName::Classes,
         ),
-        offer(
-            LossName::Mse,
-            "The mean of the squares of the differences to the class as zeros and a one",
-        ),
-        offer(
-            LossName::Mae,
-            "The mean of the differences without their signs",
+        (
+            "values",
+            Some("As many values per example as the model has outputs"),
+            TargetsName::Values,
         ),
     ])
 }

@@ -6,7 +6,9 @@ mod checks;
 mod cluster;
 mod dataset;
 mod examples;
+mod metric_list;
 mod observing;
+mod optimizer;
 mod other_names;
 mod outputs;
 mod parameter_server;
@@ -20,11 +22,10 @@ mod validation;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use distribute_classifier::{DatasetName, LossName, ScaleName, SplitName};
-use distribute_core::{GpuKind, LogicalDevice, Policy, optim};
+use distribute_classifier::{DatasetName, LossName, ScaleName, SplitName, TargetsName};
+use distribute_core::{GpuKind, LogicalDevice, Policy};
 use distribute_readers::{CsvHeader, ImageColor};
 
 #[cfg(feature = "full")]
@@ -35,7 +36,10 @@ pub(crate) use bench::{
 pub(crate) use checks::CheckArgs;
 pub(crate) use cluster::{ClusterArgs, ClusterName, CommunicationName, TransportName, WireName};
 use dataset::delimiter;
+pub(crate) use metric_list::MetricList;
+use metric_list::class_weight;
 pub(crate) use observing::ObservingArgs;
+pub(crate) use optimizer::OptimizerName;
 pub(crate) use other_names::instead_of;
 pub(crate) use outputs::check as check_outputs;
 pub(crate) use parameter_server::ParameterServerArgs;
@@ -320,6 +324,9 @@ pub(crate) struct TrainArgs {
 pub(crate) struct EvaluateArgs {
     #[command(flatten)]
     pub(crate) general: GeneralArgs,
+    /// Keras' names, such as accuracy,auc:curve=PR (docs/losses.md) [default: as in training]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) metrics: Option<MetricList>,
     /// Add accuracy and precision of each class, and the confusion matrix
     #[arg(long)]
     pub(crate) report: bool,
@@ -334,7 +341,7 @@ pub(crate) struct EvaluateArgs {
     pub(crate) devices: DeviceArgs,
 }
 
-/// Predicts classes with a checkpoint, as CSV: index, label, probability.
+/// Predicts classes or values with a checkpoint, as CSV: index, label, probability.
 #[derive(Debug, Args)]
 #[command(after_help = examples::PREDICT)]
 pub(crate) struct PredictArgs {
@@ -344,9 +351,20 @@ pub(crate) struct PredictArgs {
     /// Print the chain of causes behind an error
     #[arg(long)]
     pub(crate) verbose: bool,
-    /// Write the CSV here [default: standard output]
+    /// Write the predictions here [default: standard output]
     #[arg(long, value_name = "FILE")]
     pub(crate) predictions: Option<PathBuf>,
+    /// csv, json with one object per line and all probabilities, or npz with NumPy arrays
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "csv",
+        hide_possible_values = true
+    )]
+    pub(crate) output: PredictionFormat,
+    /// Add a column of csv for the probability of each class
+    #[arg(long)]
+    pub(crate) probabilities: bool,
     #[command(flatten)]
     pub(crate) restore: RestoreArgs,
     #[command(flatten)]
@@ -556,9 +574,12 @@ pub(crate) struct DataArgs {
     /// Separator of the fields of csv:FILE: a character, or tab [default: a comma]
     #[arg(long, value_name = "CHAR", value_parser = delimiter)]
     pub(crate) csv_delimiter: Option<char>,
-    /// The column of csv:FILE with the label [default: `label`, otherwise the last]
+    /// The column of csv:FILE with the label, or several: a,b [default: `label`, otherwise the last]
     #[arg(long, value_name = "NAME")]
     pub(crate) label_column: Option<String>,
+    /// The column of csv:FILE with how much each example counts [default: all count alike]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) sample_weight_column: Option<String>,
     /// Divide values: auto (bytes by 255, unless the model rescales them), none or 255
     #[arg(
         long,
@@ -589,21 +610,38 @@ pub(crate) struct TrainingArgs {
     /// End after this total number of updates, even in the middle of an epoch
     #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) steps: Option<u64>,
-    /// Keras' adadelta, adagrad, adam, adamax, adamw, ftrl, lion, nadam, rmsprop, sgd, or burn:NAME
-    /// [default: as the model was compiled, otherwise adam]
+    /// Keras' adadelta, adagrad, adam, adamax, adamw, ftrl, lion, nadam, rmsprop, sgd, or burn:NAME;
+    /// with options: sgd:momentum=0.9,nesterov=true [default: as the model was compiled, otherwise
+    /// adam]
     #[arg(long, value_name = "NAME")]
     pub(crate) optimizer: Option<OptimizerName>,
     /// The optimizer with which the model was compiled, once its file has been read; not a flag
     #[arg(skip)]
     pub(crate) compiled_optimizer: Option<serde_json::Map<String, serde_json::Value>>,
-    /// cross-entropy, mse or mae [default: as the model was compiled, otherwise cross-entropy]
+    /// What labels are: auto (classes, if data, model and loss allow it), classes or values
     #[arg(
         long,
-        value_name = "NAME",
+        value_name = "KIND",
         hide_possible_values = true,
-        value_parser = dataset::loss()
+        value_parser = dataset::targets()
     )]
+    pub(crate) targets: Option<TargetsName>,
+    /// cross-entropy, mse, mae, or Keras' name, huber:delta=2 (docs/losses.md) [default: as the
+    /// model was compiled, otherwise cross-entropy, for values mse]
+    #[arg(long, value_name = "NAME")]
     pub(crate) loss: Option<LossName>,
+    /// Keras' names, such as accuracy,auc:curve=PR,f1_score (docs/losses.md) [default: as the model
+    /// was compiled, otherwise accuracy, for values mae]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) metrics: Option<MetricList>,
+    /// How much the examples of a class count in training, such as 0=1,1=2.5 [default: 1]
+    #[arg(
+        long,
+        value_name = "CLASS=F,...",
+        value_delimiter = ',',
+        value_parser = class_weight
+    )]
+    pub(crate) class_weight: Vec<(String, f32)>,
     /// The learning rate [default: 0.001, for sgd 0.01]
     #[arg(long, value_name = "F", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(crate) learning_rate: Option<f64>,
@@ -730,22 +768,6 @@ pub(crate) enum StrategyName {
     Tpu,
 }
 
-/// The name of a supported optimizer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct OptimizerName(pub(crate) &'static str);
-
-impl FromStr for OptimizerName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let all = || optim::names().chain(optim::burn_names());
-        let known = all()
-            .find(|known| known.eq_ignore_ascii_case(text))
-            .map(Self);
-        known.ok_or_else(|| distribute_error::unknown("optimizer", text, all()))
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FloatName {
     F32,
@@ -768,6 +790,17 @@ impl FloatName {
 pub(crate) enum OutputFormat {
     Text,
     Json,
+}
+
+/// What predictions are written as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PredictionFormat {
+    /// A table
+    Csv,
+    /// One object per line
+    Json,
+    /// NumPy arrays
+    Npz,
 }
 
 /// The name of a value on the command line.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
+use distribute_data::KerasMetric;
 
 use super::{factor, learning_rate, positive, whole};
 
@@ -36,7 +37,7 @@ pub(crate) struct ValidationArgs {
         conflicts_with_all = ["lr_schedule", "warmup_steps"]
     )]
     pub(crate) reduce_lr_on_plateau: Option<PlateauFlag>,
-    /// The watched value: val_loss, val_accuracy, loss or accuracy [default: val_loss]
+    /// The watched value: val_loss, val_accuracy, loss or any metric [default: val_loss]
     #[arg(long, value_name = "NAME")]
     pub(crate) monitor: Option<MonitorName>,
     /// Minimum change that counts as an improvement [default: 0, for a plateau 0.0001]
@@ -44,25 +45,35 @@ pub(crate) struct ValidationArgs {
     pub(crate) min_delta: Option<f64>,
 }
 
-/// A measured value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct MonitorName(pub(crate) &'static str);
+/// A measured value: the loss, or a metric by its name; with `val_` of the validation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MonitorName(pub(crate) String);
 
 impl FromStr for MonitorName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        const KNOWN: [&str; 4] = ["val_loss", "val_accuracy", "loss", "accuracy"];
-        let known = KNOWN.into_iter().find(|known| *known == text);
-        known
-            .map(Self)
-            .ok_or_else(|| distribute_error::unknown("value", text, KNOWN))
+        const USUAL: [&str; 4] = ["val_loss", "val_accuracy", "loss", "accuracy"];
+        let name = text.strip_prefix("val_").unwrap_or(text);
+        // A second metric of a name has a number behind it.
+        let number = name
+            .rsplit_once('_')
+            .filter(|(_, tail)| tail.parse::<u32>().is_ok());
+        let base = number.map_or(name, |(base, _)| base);
+        let of_metric = |name: &str| {
+            let metric = name.parse::<KerasMetric>();
+            metric.is_ok_and(|metric| metric.name() == name)
+        };
+        if name == "loss" || of_metric(name) || of_metric(base) {
+            return Ok(Self(text.to_string()));
+        }
+        Err(distribute_error::unknown("value", text, USUAL))
     }
 }
 
 impl fmt::Display for MonitorName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
+        f.write_str(&self.0)
     }
 }
 

@@ -37,6 +37,7 @@ mod side_outputs;
 mod signals;
 mod splits;
 mod stragglers;
+mod targets;
 mod turned_away;
 mod validation;
 mod ways;

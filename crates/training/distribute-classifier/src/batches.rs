@@ -1,11 +1,12 @@
 //! Examples as batches for a model.
 
 use burn::tensor::Int;
-use distribute_core::{Device, Result, Tensor, TensorData};
+use distribute_core::{Device, Nest, Result, Tensor, TensorData};
 use distribute_data::{Dataset, Weighted};
 use distribute_readers::Examples;
 
-/// One replica's batch: `[n, values]` with the classes `[n]`, and how much each example counts.
+/// One replica's batch: `[n, values]` with the targets, and 1 for each example, 0 for what only
+/// fills the batch up.
 pub type Batch = <Data as Dataset>::Batch;
 
 /// What is trained on and measured.
@@ -26,8 +27,26 @@ impl Classified {
     }
 }
 
+/// What the model is to answer on a batch, and how much each example counts in the loss.
+#[derive(Debug, Clone, Nest)]
+pub struct Targets {
+    /// The answers.
+    pub answers: Answers,
+    /// The weights `[n]` of the examples (Keras: `sample_weight`), if they have some.
+    pub weights: Option<Tensor<1>>,
+}
+
+/// What the model is to answer.
+#[derive(Debug, Clone, Nest)]
+pub enum Answers {
+    /// The class of each example, `[n]`.
+    Classes(Tensor<1, Int>),
+    /// The values of each example, `[n, outputs]`.
+    Values(Tensor<2>),
+}
+
 impl Dataset for Classified {
-    type Batch = (Tensor<2>, Tensor<1, Int>);
+    type Batch = (Tensor<2>, Targets);
 
     fn len(&self) -> usize {
         self.examples.len()
@@ -36,18 +55,38 @@ impl Dataset for Classified {
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {
         let count = indices.len();
         let values = self.examples.features_f32(indices)?;
+        let values = TensorData::new(values, [count, self.values]);
+        let weights = if self.examples.is_weighted() {
+            let weights = TensorData::new(self.examples.weights_f32(indices)?, [count]);
+            Some(Tensor::from_data(weights, device))
+        } else {
+            None
+        };
+        let targets = Targets {
+            answers: self.answers(indices, device)?,
+            weights,
+        };
+        Ok((Tensor::from_data(values, device), targets))
+    }
+}
+
+impl Classified {
+    fn answers(&self, indices: &[usize], device: &Device) -> Result<Answers> {
+        let count = indices.len();
+        if self.examples.is_labelled() && self.examples.classes().is_none() {
+            let values = self.examples.labels_f32(indices)?;
+            let width: usize = self.examples.label_shape().iter().product();
+            let values = TensorData::new(values, [count, width]);
+            return Ok(Answers::Values(Tensor::from_data(values, device)));
+        }
         let labels = if self.examples.is_labelled() {
             self.examples.labels_i64(indices)?
         } else {
             // Nothing looks at them.
             vec![0; count]
         };
-        let values = TensorData::new(values, [count, self.values]);
         let labels = TensorData::new(labels, [count]);
-        Ok((
-            Tensor::from_data(values, device),
-            Tensor::from_data(labels, device),
-        ))
+        Ok(Answers::Classes(Tensor::from_data(labels, device)))
     }
 }
 

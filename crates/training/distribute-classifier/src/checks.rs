@@ -13,6 +13,8 @@ use crate::rows::row_ranges;
 const MAX_PARAMETERS: usize = 1 << 31;
 /// How many times as many classes there may be as labels that occur.
 const CLASSES_PER_LABEL: usize = 16;
+/// As many names may each be of one example.
+const MAX_NAMES: usize = 2;
 
 /// Refuses labels that are no classes of the model: one output is for two classes, more outputs are
 /// for as many classes.
@@ -74,8 +76,11 @@ fn first_other(examples: &Examples, tokens: usize) -> Result<Option<(usize, f32)
 pub(crate) fn classes(data: &TrainTest, dataset: &DatasetName) -> Result<(), TaskError> {
     let classes = data.train.classes().unwrap_or(1);
     let sets = [&data.train, &data.test];
-    if dataset.knows_classes() || !data.train.class_names().is_empty() {
+    if dataset.knows_classes() || data.train.classes().is_none() {
         return Ok(());
+    }
+    if !data.train.class_names().is_empty() {
+        return names(data, dataset);
     }
     let mut largest = (-1, 0, &data.train);
     let mut used = BTreeSet::new();
@@ -104,9 +109,23 @@ pub(crate) fn classes(data: &TrainTest, dataset: &DatasetName) -> Result<(), Tas
     })
 }
 
+/// Refuses a column of texts of which each occurs once: it holds no classes.
+fn names(data: &TrainTest, dataset: &DatasetName) -> Result<(), TaskError> {
+    let (names, examples) = (
+        data.train.class_names().len(),
+        data.train.len() + data.test.len(),
+    );
+    if dataset.is_images() || names < examples || names <= MAX_NAMES {
+        return Ok(());
+    }
+    Err(TaskError::NameForEach {
+        dataset: dataset.to_string(),
+        examples,
+    })
+}
+
 /// Refuses a model that is no classifier, or has nothing to train.
 pub(crate) fn outputs(plan: &Plan) -> Result<(), TaskError> {
-    plan.check_head()?;
     if !matches!(plan.output(), Shape::Flat(_)) {
         return Err(TaskError::OutputShape {
             model: plan.name.clone(),

@@ -75,8 +75,8 @@ pub enum TaskError {
     },
     /// A difference between one linear output and a class is no loss of a classifier.
     #[error(
-        "{model}: one output without a sigmoid, compared with classes by their difference, is a \
-         regression, and what is trained here are classifiers; end with a sigmoid, or choose \
+        "{model}: one output without a sigmoid, compared by this loss, is a regression, and the \
+         labels are classes; leave out `TargetsName::Classes`, end with a sigmoid, or choose \
          `LossName::CrossEntropy`"
     )]
     Regression {
@@ -150,8 +150,89 @@ pub enum TaskError {
         /// The files it should hold.
         files: String,
     },
+    /// Names where values are asked for.
+    #[error(
+        "{dataset}: the labels are names of classes, such as {name}, and no values; leave out \
+         `TargetsName::Values`"
+    )]
+    NamesAsValues {
+        /// The file or set.
+        dataset: String,
+        /// One of the names.
+        name: String,
+    },
+    /// Another number of target values than outputs.
+    #[error(
+        "{dataset}: there are {found} target values for each example, and {model} has {outputs} \
+         outputs; name as many columns as outputs, or end with Dense({found})"
+    )]
+    TargetWidth {
+        /// The file or set.
+        dataset: String,
+        /// How many values an example has.
+        found: usize,
+        /// The model.
+        model: String,
+        /// Its number of outputs.
+        outputs: usize,
+    },
+    /// A target value that is no probability, for a cross-entropy.
+    #[error(
+        "{dataset}: example {row} (counted from 0) has the target {value}, and {loss} of {model} \
+         wants targets from 0 to 1; choose a loss of values such as `LossName::Mse`"
+    )]
+    NotProbability {
+        /// The file or set.
+        dataset: String,
+        /// The example's row there.
+        row: usize,
+        /// The value.
+        value: f32,
+        /// The model.
+        model: String,
+        /// The loss.
+        loss: String,
+    },
+    /// A loss of one choice among several outputs where there is none.
+    #[error(
+        "{model}: {loss} is of one choice among several outputs, given by a class, and does not fit \
+         {outputs} outputs and data with {targets}; choose another loss, such as \
+         `LossName::CrossEntropy` or `LossName::Mse`"
+    )]
+    LossOfClasses {
+        /// The model.
+        model: String,
+        /// The loss.
+        loss: String,
+        /// The number of outputs.
+        outputs: usize,
+        /// What the labels are: `classes` or `values`.
+        targets: &'static str,
+    },
+    /// A name for each example.
+    #[error(
+        "{dataset}: each of the {examples} examples has a label of its own, so these are no \
+         classes; name the column of the label by `ReadingOptions::label_column`"
+    )]
+    NameForEach {
+        /// The data set.
+        dataset: String,
+        /// How many examples there are.
+        examples: usize,
+    },
+    /// Weights for classes that are not there.
+    #[error("{dataset}: {what}; class weights are CLASS=WEIGHT, of classes that the data has")]
+    ClassWeights {
+        /// The data set.
+        dataset: String,
+        /// What is wrong.
+        what: String,
+    },
     /// The labels are values, no classes.
-    #[error("{0}; what is trained here are classifiers, a program of your own has other losses")]
+    #[error(
+        "{0}; for a model that returns values say its loss, such as `LossName::Mse`, or \
+         `TargetsName::Values`"
+    )]
     NotClasses(#[source] ReadError),
     /// A label that is no class of the model.
     #[error(

@@ -36,12 +36,12 @@ impl RowDigests {
         let mut digests = Vec::with_capacity(count);
         for range in row_ranges(examples, count) {
             let rows: Vec<usize> = range.collect();
-            let labels = examples.labels_i64(&rows)?;
+            let labels = labels(examples, &rows)?;
             if examples.is_text() {
                 let texts = examples.texts(&rows)?.into_iter();
                 digests.extend(texts.zip(labels).map(|(text, label)| {
                     let length = (text.len() as u64).to_le_bytes();
-                    digest([&length, text.as_bytes()], label)
+                    digest([&length, text.as_bytes()], &label)
                 }));
                 continue;
             }
@@ -49,7 +49,7 @@ impl RowDigests {
             let features = features.chunks_exact(values).zip(labels);
             digests.extend(features.map(|(values, label)| {
                 let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-                digest([&bytes.collect::<Vec<u8>>()], label)
+                digest([&bytes.collect::<Vec<u8>>()], &label)
             }));
         }
         Ok(Self(digests))
@@ -74,12 +74,29 @@ impl RowDigests {
     }
 }
 
-fn digest<const N: usize>(parts: [&[u8]; N], label: i64) -> [u8; 32] {
+/// The bytes of each label: of a class, or of the values.
+fn labels(examples: &Examples, rows: &[usize]) -> Result<Vec<Vec<u8>>, ReadError> {
+    if examples.classes().is_some() {
+        let classes = examples.labels_i64(rows)?.into_iter();
+        return Ok(classes.map(|class| class.to_le_bytes().to_vec()).collect());
+    }
+    let values = examples.labels_f32(rows)?;
+    let width = (values.len() / rows.len().max(1)).max(1);
+    let bytes = |values: &[f32]| {
+        values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect()
+    };
+    Ok(values.chunks_exact(width).map(bytes).collect())
+}
+
+fn digest<const N: usize>(parts: [&[u8]; N], label: &[u8]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update(part);
     }
-    hash.update(label.to_le_bytes());
+    hash.update(label);
     hash.finalize().into()
 }
 

@@ -99,6 +99,11 @@ impl Inputs {
         Some((Self::from_json(&extra["inputs"])?, values))
     }
 
+    /// The name of the column or array of the labels; of several columns with commas between them.
+    pub fn label(&self) -> Option<&str> {
+        self.label.as_deref()
+    }
+
     /// The name of the scale of these inputs; a dataset may have its own divisor.
     pub fn scale(&self) -> &'static str {
         match self.divisor {

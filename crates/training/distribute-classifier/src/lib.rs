@@ -31,7 +31,7 @@
 //! })?;
 //! let fit = Fit::new(&strategy).epochs(task.dataset.default_epochs()).seed(1);
 //! # let fit = fit.epochs(2);
-//! let objective = objective(Policy::float32(), task.loss);
+//! let objective = objective(Policy::float32(), task.measured());
 //! let history = fit.run_with_validation(&mut state, &train, &test, objective)?;
 //! assert!(history.last_logs().get("val_accuracy").is_some_and(|accuracy| accuracy > 0.5));
 //! # Ok(())
@@ -48,12 +48,15 @@
 
 mod batches;
 mod checks;
+mod class_weights;
 mod dataset_name;
 mod error;
 mod identity;
 mod inputs;
 mod local_path;
 mod loss;
+mod loss_name;
+mod measured;
 mod model_source;
 mod names;
 mod objective;
@@ -63,17 +66,20 @@ mod reading_options;
 mod rows;
 mod split;
 mod stored;
+mod targets;
 mod task;
 mod vocabulary;
 
-pub use batches::{Batch, Classified, Data, default_batch_size};
+pub use batches::{Answers, Batch, Classified, Data, Targets, default_batch_size};
 pub use dataset_name::DatasetName;
 pub use error::TaskError;
 pub use identity::{Identity, listed};
 pub use inputs::Inputs;
 pub use local_path::local_path;
+pub use loss_name::LossName;
+pub use measured::Measured;
 pub use model_source::model_file_settings;
-pub use names::{LossName, ScaleName, SplitName};
+pub use names::{ScaleName, SplitName, TargetsName};
 pub use objective::objective;
 pub use optimizer::OptimizerOptions;
 pub use reading::Reading;

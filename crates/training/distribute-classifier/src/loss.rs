@@ -1,67 +1,219 @@
 //! The loss of a model: what was asked for, or what its file says that it was compiled with.
 
+use distribute_data::{KerasMetric, LossFunction};
 use distribute_keras::{Compiled, Head, Plan};
+use serde_json::Value;
 
 use crate::error::TaskError;
-use crate::names::LossName;
+use crate::loss_name::LossName;
+use crate::names::TargetsName;
 
-/// The loss of a model: what was asked for, or what it was compiled with.
+/// What the model was compiled with.
 ///
 /// # Errors
-/// If it was compiled with a loss that is not here, and none is asked for.
-pub(crate) fn loss(
-    asked: Option<LossName>,
+/// If it is a loss that is not here; `outputs` is the number of the model's outputs, for the
+/// message.
+pub(crate) fn compiled_loss(
     compiled: Option<&Compiled>,
+    model: &str,
+    outputs: usize,
+) -> Result<Option<LossName>, TaskError> {
+    let Some((compiled, name)) = compiled.and_then(|it| Some((it, it.loss.as_deref()?))) else {
+        return Ok(None);
+    };
+    let named = LossFunction::named(name);
+    let function = named.and_then(|(_, function)| {
+        let options = compiled.loss_arguments.iter();
+        options
+            .into_iter()
+            .try_fold(function, |function, (key, value)| {
+                function.with_option(key, &text(value)).ok()
+            })
+    });
+    match function {
+        Some(function) => Ok(Some(LossName::of(function, None))),
+        None => Err(TaskError::OtherLoss {
+            model: model.to_string(),
+            loss: described(name, compiled),
+            outputs,
+        }),
+    }
+}
+
+/// The value of an option as it is written in a text.
+pub(crate) fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The loss for such targets: what is asked for, or what belongs to what the model ends with.
+///
+/// # Errors
+/// If it is none for them.
+pub(crate) fn resolved(
+    asked: Option<LossName>,
     plan: &Plan,
+    targets: TargetsName,
 ) -> Result<LossName, TaskError> {
     let head = plan.head();
     let outputs = plan.output().elements();
-    let of_file = || compiled.and_then(|compiled| compiled.loss.as_deref());
-    let chosen = match (asked, of_file()) {
-        (Some(asked), _) => asked,
-        (None, None) => LossName::CrossEntropy,
-        (None, Some(name)) => {
-            known(name, compiled, head, outputs).ok_or_else(|| TaskError::OtherLoss {
-                model: plan.name.clone(),
-                loss: described(name, compiled),
-                outputs,
-            })?
-        }
-    };
-    if chosen != LossName::CrossEntropy && outputs == 1 && head == Head::Linear {
+    if targets == TargetsName::Values {
+        return of_values(asked, plan, head, outputs);
+    }
+    let chosen = asked.map_or(LossName::CrossEntropy, |asked| {
+        usual(asked, head, outputs).unwrap_or(asked)
+    });
+    if outputs == 1 && head == Head::Linear && chosen.is_of_values() {
         return Err(TaskError::Regression {
             model: plan.name.clone(),
+        });
+    }
+    if outputs == 1 && is_of_classes(&chosen) {
+        return Err(TaskError::LossOfClasses {
+            model: plan.name.clone(),
+            loss: chosen.name(),
+            outputs,
+            targets: "classes",
         });
     }
     Ok(chosen)
 }
 
-fn described(name: &str, compiled: Option<&Compiled>) -> String {
-    let arguments = compiled.map_or(&[][..], |compiled| &compiled.loss_arguments);
+/// Whether a loss is of one choice among several classes.
+fn is_of_classes(loss: &LossName) -> bool {
+    use LossFunction as L;
+    matches!(
+        loss.function(),
+        Some(
+            L::CategoricalCrossentropy { .. }
+                | L::SparseCategoricalCrossentropy { .. }
+                | L::CategoricalFocalCrossentropy { .. }
+                | L::CategoricalHinge
+        )
+    )
+}
+
+/// The name of old for a cross-entropy without options that belongs to the head.
+fn usual(asked: LossName, head: Head, outputs: usize) -> Option<LossName> {
+    let categorical = outputs > 1 && head != Head::Sigmoid;
+    let LossName::Keras {
+        function,
+        from_logits: None,
+    } = asked
+    else {
+        return None;
+    };
+    let plain = LossFunction::named(function.name())?.1 == function;
+    let is_own = match function {
+        LossFunction::CategoricalCrossentropy { .. }
+        | LossFunction::SparseCategoricalCrossentropy { .. } => categorical,
+        LossFunction::BinaryCrossentropy { .. } => {
+            outputs == 1 && head != Head::Softmax || head == Head::Sigmoid
+        }
+        _ => false,
+    };
+    (plain && is_own).then_some(LossName::CrossEntropy)
+}
+
+fn of_values(
+    asked: Option<LossName>,
+    plan: &Plan,
+    head: Head,
+    outputs: usize,
+) -> Result<LossName, TaskError> {
+    let keras = |function| LossName::of(function, None);
+    let own = || match head {
+        Head::Linear => LossName::Mse,
+        Head::Sigmoid => keras(LossFunction::BinaryCrossentropy {
+            from_logits: false,
+            label_smoothing: 0.0,
+        }),
+        Head::Softmax => keras(LossFunction::CategoricalCrossentropy {
+            from_logits: false,
+            label_smoothing: 0.0,
+        }),
+    };
+    let chosen = match asked {
+        Some(LossName::CrossEntropy) if head != Head::Linear => own(),
+        Some(asked) => asked,
+        None => own(),
+    };
+    let is_sparse = matches!(
+        chosen.function(),
+        Some(LossFunction::SparseCategoricalCrossentropy { .. })
+    );
+    if is_sparse || outputs == 1 && is_of_classes(&chosen) {
+        return Err(TaskError::LossOfClasses {
+            model: plan.name.clone(),
+            loss: chosen.name(),
+            outputs,
+            targets: "values",
+        });
+    }
+    Ok(chosen)
+}
+
+/// Whether it is computed of the numbers before a sigmoid or softmax, which must be known then.
+pub(crate) fn wants_head(loss: &LossName) -> bool {
+    match loss {
+        LossName::CrossEntropy => true,
+        LossName::Mse | LossName::Mae => false,
+        LossName::Keras {
+            function,
+            from_logits,
+        } => function.from_logits().is_some() && *from_logits != Some(false),
+    }
+}
+
+/// Whether targets must be from 0 to 1 for it.
+pub(crate) fn wants_probabilities(loss: &LossName) -> bool {
+    let function = loss.function();
+    let has_logits = function.is_some_and(|function| function.from_logits().is_some());
+    *loss == LossName::CrossEntropy || has_logits
+}
+
+/// What is measured if nothing else is said.
+pub(crate) fn usual_metric(loss: &LossName, plan: &Plan, targets: TargetsName) -> KerasMetric {
+    let accuracy = KerasMetric::accuracy();
+    if targets != TargetsName::Values {
+        return accuracy;
+    }
+    let name = match (plan.head(), loss) {
+        (Head::Softmax, _) => return accuracy,
+        (Head::Sigmoid, _) => "binary_accuracy",
+        (Head::Linear, LossName::Mae) => "mse",
+        (Head::Linear, _) => "mae",
+    };
+    name.parse().unwrap_or(accuracy)
+}
+
+/// The metrics that the model was compiled with, and the names of what is not measured here.
+pub(crate) fn compiled_metrics(compiled: &Compiled) -> (Vec<KerasMetric>, Vec<String>) {
+    let (mut known, mut others) = (Vec::new(), Vec::new());
+    for (name, options) in &compiled.metrics {
+        let options: Vec<String> = options
+            .iter()
+            .map(|(key, value)| format!("{key}={}", text(value)))
+            .collect();
+        match format!("{name}:{}", options.join(",")).parse() {
+            Ok(metric) => known.push(metric),
+            Err(_) if options.is_empty() => others.push(format!("the metric {name}")),
+            Err(_) => others.push(format!("the metric {name}({})", options.join(", "))),
+        }
+    }
+    (known, others)
+}
+
+fn described(name: &str, compiled: &Compiled) -> String {
+    let arguments = compiled.loss_arguments.iter();
     let arguments: Vec<String> = arguments
-        .iter()
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
     if arguments.is_empty() {
         name.to_string()
     } else {
         format!("{name}({})", arguments.join(", "))
-    }
-}
-
-/// The loss of this name, if it is the one that is computed for such outputs.
-fn known(name: &str, compiled: Option<&Compiled>, head: Head, outputs: usize) -> Option<LossName> {
-    if compiled.is_some_and(|compiled| !compiled.loss_arguments.is_empty()) {
-        return None;
-    }
-    let categorical = outputs > 1 && head != Head::Sigmoid;
-    match name {
-        "sparse_categorical_crossentropy" | "categorical_crossentropy" if categorical => {
-            Some(LossName::CrossEntropy)
-        }
-        "binary_crossentropy" if !categorical => Some(LossName::CrossEntropy),
-        "mean_squared_error" => Some(LossName::Mse),
-        "mean_absolute_error" => Some(LossName::Mae),
-        _ => None,
     }
 }

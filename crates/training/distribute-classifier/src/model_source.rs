@@ -3,10 +3,15 @@
 use std::path::Path;
 
 use distribute_core::Configuration;
-use distribute_keras::{BUILT_IN, ModelError, ModelSpec, built_in, model_text, parse_keras_json};
+use distribute_keras::{
+    BUILT_IN, Head, ModelError, ModelSpec, built_in, compiled, model_text, parse_keras_json,
+};
+use distribute_readers::Examples;
 use serde_json::Value;
 
 use crate::error::TaskError;
+use crate::loss;
+use crate::loss_name::LossName;
 
 /// The source of a model.
 #[derive(Debug, Clone)]
@@ -25,6 +30,23 @@ impl Source {
             None => built_in(name, classes, tokens).ok_or_else(|| unknown(name)),
             Some(text) => Ok(parse_keras_json(text, name)?),
         }
+    }
+
+    /// What the model of a file ends with, and its number of outputs, for such examples; nothing
+    /// for a built-in model, and if they do not fit, which is an error later.
+    pub fn ending(&self, spec: &ModelSpec, examples: &Examples) -> Option<(Head, usize)> {
+        self.file.as_ref()?;
+        let plan = spec.plan(examples.feature_shape()).ok()?;
+        Some((plan.head(), plan.output().elements()))
+    }
+
+    /// The loss that the model of a file was compiled with.
+    ///
+    /// # Errors
+    /// If it is not here.
+    pub fn compiled_loss(&self, outputs: usize) -> Result<Option<LossName>, TaskError> {
+        let compiled = self.file.as_deref().and_then(compiled);
+        loss::compiled_loss(compiled.as_ref(), &self.name, outputs)
     }
 }
 

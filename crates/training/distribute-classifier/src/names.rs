@@ -36,16 +36,6 @@ macro_rules! names {
 }
 
 names! {
-    /// The loss between the outputs of the model and the classes.
-    LossName {
-        /// Between the outputs and the class, or as many yes-no questions behind a sigmoid.
-        CrossEntropy = "cross-entropy",
-        /// The mean of the squares of the differences to the class as zeros and a one.
-        Mse = "mse",
-        /// The mean of the absolute differences.
-        Mae = "mae",
-    }
-
     /// The divisor of values that are stored as bytes.
     ScaleName {
         /// Bytes by 255, unless the model rescales them itself; other types are not changed.
@@ -54,6 +44,18 @@ names! {
         None = "none",
         /// 255, whatever their type.
         By255 = "255",
+    }
+
+    /// What the labels of the data are taken for.
+    #[derive(Default)]
+    TargetsName {
+        /// What data, model and loss say.
+        #[default]
+        Auto = "auto",
+        /// One class per example.
+        Classes = "classes",
+        /// As many values per example as the model has outputs.
+        Values = "values",
     }
 
     /// Some of the examples of a data set.

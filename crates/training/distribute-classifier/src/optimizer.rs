@@ -9,14 +9,11 @@ use distribute_core::{Clip, Error, TrainState};
 use distribute_keras::Compiled;
 use serde_json::{Map, Value, json};
 
+use crate::loss::compiled_metrics;
+
 /// Arguments of Keras' optimizers that are no arguments of an optimizer here, and what to do.
-const OTHERWISE: [(&str, &str); 5] = [
+const OTHERWISE: [(&str, &str); 3] = [
     ("decay", "use a schedule"),
-    (
-        "clipnorm",
-        "use `OptimizerOptions::clip_norm`, which is Keras' global_clipnorm",
-    ),
-    ("clipvalue", "use `OptimizerOptions::clip_norm`"),
     (
         "loss_scale_factor",
         "use `Policy::mixed_float16`, which scales the loss",
@@ -26,6 +23,8 @@ const OTHERWISE: [(&str, &str); 5] = [
         "use `TrainState::accumulate_mean`",
     ),
 ];
+/// Keras' arguments that limit gradients, of which one may be given.
+const CLIPS: [&str; 3] = ["global_clipnorm", "clipnorm", "clipvalue"];
 /// What says nothing of an update.
 const NO_MATTER: [&str; 5] = [
     "name",
@@ -52,6 +51,9 @@ pub struct OptimizerOptions {
     pub weight_decay_exclude: Vec<String>,
     /// Scales the summed gradients of an update to at most this norm (Keras: `global_clipnorm`).
     pub clip_norm: Option<f64>,
+    /// Arguments of the optimizer by Keras' names, such as `momentum`, which go before those that
+    /// the model was compiled with; also `clipnorm` and `clipvalue`.
+    pub settings: Map<String, Value>,
     /// Keeps averages of the weights with this momentum (Keras: `ema_momentum`).
     pub ema: Option<f64>,
     /// What else the model was compiled with.
@@ -69,7 +71,13 @@ impl OptimizerOptions {
     /// # Errors
     /// If it cannot have one of the numbers.
     pub fn build(&self) -> Result<Arc<dyn Optimizer>, Error> {
-        let mut config = Value::Object(self.compiled.clone().unwrap_or_default());
+        self.clip()?;
+        let all = self.compiled.iter().flatten().chain(&self.settings);
+        let all = all.filter(|(key, _)| !CLIPS.contains(&key.as_str()));
+        let all: Map<String, Value> = all
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        let mut config = Value::Object(all);
         let numbers = [
             ("learning_rate", self.learning_rate),
             ("weight_decay", self.weight_decay),
@@ -87,19 +95,49 @@ impl OptimizerOptions {
 
     /// A state that clips its gradients as the options say.
     pub fn clipped<M: Module + 'static>(&self, state: TrainState<M>) -> TrainState<M> {
-        match self.clip_norm {
-            Some(norm) => state.clip(Clip::GlobalNorm(norm)),
-            None => state,
+        // More than one limit was refused when the optimizer was built.
+        match self.clip() {
+            Ok(Some(clip)) => state.clip(clip),
+            _ => state,
         }
+    }
+
+    /// How gradients are limited: as the options say, or else as the model was compiled.
+    fn clip(&self) -> Result<Option<Clip>, Error> {
+        let of = |from: &Map<String, Value>| -> Result<Vec<Clip>, Error> {
+            let given = CLIPS.iter().filter_map(|key| Some((*key, from.get(*key)?)));
+            let clips = given.map(|(key, value)| {
+                let limit = value.as_f64().filter(|limit| *limit > 0.0);
+                let limit = limit.ok_or_else(|| {
+                    Error::invalid(format!("{key} is a number above 0, not {value}"))
+                })?;
+                Ok(match key {
+                    "clipnorm" => Clip::Norm(limit),
+                    "clipvalue" => Clip::Value(limit),
+                    _ => Clip::GlobalNorm(limit),
+                })
+            });
+            clips.collect()
+        };
+        let mut asked = of(&self.settings)?;
+        asked.extend(self.clip_norm.map(Clip::GlobalNorm));
+        if asked.len() > 1 {
+            return Err(Error::invalid(
+                "of clip_norm (global_clipnorm), clipnorm and clipvalue one can be given",
+            ));
+        }
+        let compiled = match &self.compiled {
+            Some(compiled) => of(compiled)?,
+            None => Vec::new(),
+        };
+        Ok(asked.into_iter().chain(compiled).next())
     }
 }
 
 /// Takes what the options do not say from what the model was compiled with; says what is not used.
 pub(crate) fn complete(compiled: &Compiled, options: &mut OptimizerOptions) -> Vec<String> {
     let mut unused: Vec<String> = compiled.others.clone();
-    let is_accuracy = |name: &&String| matches!(&*name.to_lowercase(), "accuracy" | "acc");
-    let metrics = compiled.metrics.iter().filter(|name| !is_accuracy(name));
-    unused.extend(metrics.map(|name| format!("the metric {name}")));
+    unused.extend(compiled_metrics(compiled).1);
     let mut said = Vec::new();
     match (&compiled.optimizer, options.name) {
         (None, _) => {}
@@ -141,7 +179,10 @@ fn usable(
     unused: &mut Vec<String>,
 ) -> Map<String, Value> {
     let number = |key: &str| config.get(key).and_then(Value::as_f64);
-    options.clip_norm = options.clip_norm.or(number("global_clipnorm"));
+    let clips_otherwise = CLIPS.iter().any(|key| options.settings.contains_key(*key));
+    if !clips_otherwise {
+        options.clip_norm = options.clip_norm.or(number("global_clipnorm"));
+    }
     options.weight_decay = options.weight_decay.or(number("weight_decay"));
     if config.get("use_ema") == Some(&Value::Bool(true)) && options.ema.is_none() {
         options.ema = number("ema_momentum");

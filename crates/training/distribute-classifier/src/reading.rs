@@ -4,14 +4,16 @@ use std::path::{Path, PathBuf};
 
 use distribute_readers as readers;
 use distribute_readers::{
-    CsvColumns, CsvHeader, CsvOptions, Examples, Features, ImageColor, LabelColumn, LabelPlace,
-    Labels, ReadError, TextOptions, TrainTest,
+    CsvColumns, CsvHeader, CsvLabels, CsvOptions, Examples, Features, ImageColor, LabelColumn,
+    LabelPlace, Labels, TextOptions, TrainTest,
 };
 
 use crate::dataset_name::DatasetName;
 use crate::error::TaskError;
+use crate::names::TargetsName;
 use crate::reading_options::ReadingOptions;
 use crate::split::Parts;
+use crate::targets;
 
 /// Classes of MNIST and Fashion-MNIST.
 const MNIST_CLASSES: usize = 10;
@@ -79,8 +81,24 @@ impl DatasetName {
         }
     }
 
-    /// Reads the dataset.
+    /// Reads the dataset, with labels of the kind that `how` says; classes if it says none.
     pub fn read(&self, how: &Reading) -> Result<Parts, TaskError> {
+        let data = targets::known(self.read_raw(how)?, how.targets)?;
+        let is_named = !how.class_names.is_empty() && !data.first().class_names().is_empty();
+        if !is_named || self.is_images() {
+            return Ok(data);
+        }
+        Ok(match data {
+            Parts::Whole(all) => Parts::Whole(all.with_class_names(&how.class_names)?),
+            Parts::Separate(TrainTest { train, test }) => Parts::Separate(TrainTest {
+                train: train.with_class_names(&how.class_names)?,
+                test: test.with_class_names(&how.class_names)?,
+            }),
+        })
+    }
+
+    /// Reads the dataset, with labels as the files have them.
+    pub(crate) fn read_raw(&self, how: &Reading) -> Result<Parts, TaskError> {
         self.refuse_options(how)?;
         let data = match self {
             Self::Digits => Parts::Whole(readers::digits()?),
@@ -108,7 +126,6 @@ impl DatasetName {
                 (all, None) => Parts::Whole(all),
             },
         };
-        let data = classes_of(data)?;
         self.refuse_kind(how, data.first())?;
         Ok(data)
     }
@@ -193,6 +210,11 @@ pub struct Reading {
     pub(crate) color: ImageColor,
     pub(crate) columns: CsvColumns,
     pub(crate) label_place: LabelPlace,
+    pub(crate) weights: Option<String>,
+    /// What the labels are taken for.
+    pub(crate) targets: TargetsName,
+    /// The classes of the model by their names.
+    pub(crate) class_names: Vec<String>,
 }
 
 impl Reading {
@@ -208,6 +230,11 @@ impl Reading {
         let for_other = [
             ("csv_delimiter", delimiter.is_some() && !csv, "csv:FILE"),
             ("label_column", label.is_some() && !csv, "csv:FILE"),
+            (
+                "sample_weight_column",
+                options.sample_weight_column.is_some() && (!csv || as_text),
+                "csv:FILE with numbers",
+            ),
             (
                 "color_mode",
                 options.color_mode.is_some() && !dataset.is_images(),
@@ -229,6 +256,9 @@ impl Reading {
             color: options.color_mode.unwrap_or_default(),
             columns: CsvColumns::All,
             label_place: LabelPlace::default(),
+            weights: options.sample_weight_column.clone(),
+            targets: TargetsName::Auto,
+            class_names: Vec::new(),
         })
     }
 
@@ -244,6 +274,7 @@ impl Reading {
             delimiter_is_sure: self.delimiter.is_some(),
             labelled,
             label: self.label_column.clone().unwrap_or(usual.label),
+            labels: CsvLabels::Detect,
         }
     }
 
@@ -260,32 +291,10 @@ impl Reading {
             delimiter_is_sure: self.delimiter.is_some(),
             columns: self.columns.clone(),
             label_place: self.label_place,
-            ..CsvOptions::default()
+            labels: CsvLabels::Detect,
+            weights: self.weights.clone(),
         }
     }
-}
-
-/// Converts numeric labels to classes; an error if they are not class numbers.
-fn classes_of(data: Parts) -> Result<Parts, TaskError> {
-    let classes = |examples: Examples| {
-        examples
-            .with_labels_as_classes()
-            .map_err(|error| match error {
-                ReadError::NotClasses { .. } => TaskError::NotClasses(error),
-                other => other.into(),
-            })
-    };
-    Ok(match data {
-        Parts::Whole(all) => Parts::Whole(classes(all)?),
-        Parts::Separate(both) => {
-            let (train, test) = (classes(both.train)?, classes(both.test)?);
-            let count = train.classes().max(test.classes()).unwrap_or(1);
-            Parts::Separate(TrainTest {
-                train: train.with_classes(count)?,
-                test: test.with_classes(count)?,
-            })
-        }
-    })
 }
 
 impl DatasetName {

@@ -19,6 +19,8 @@ pub struct ReadingOptions {
     pub csv_delimiter: Option<char>,
     /// The column of a table with the label; by default `label`, else the last.
     pub label_column: Option<String>,
+    /// The column of a table with the weights of the examples; by default none.
+    pub sample_weight_column: Option<String>,
     /// What images become; by default as they are stored.
     pub color_mode: Option<ImageColor>,
 }
@@ -30,6 +32,7 @@ impl ReadingOptions {
             "data_dir": self.data_dir.as_ref().map(|path| path.display().to_string()),
             "csv_delimiter": self.csv_delimiter,
             "label_column": self.label_column,
+            "sample_weight_column": self.sample_weight_column,
             "color_mode": self.color_mode.and_then(color_name),
         })
     }
@@ -46,6 +49,7 @@ impl ReadingOptions {
             data_dir: text("data_dir").map(PathBuf::from),
             csv_delimiter: text("csv_delimiter").and_then(|text| text.chars().next()),
             label_column: text("label_column").map(str::to_string),
+            sample_weight_column: text("sample_weight_column").map(str::to_string),
             color_mode: text("color_mode").and_then(color),
         }
     }
@@ -63,6 +67,10 @@ impl ReadingOptions {
             data_dir: self.data_dir.or(stored.data_dir.filter(|_| same)),
             csv_delimiter: self.csv_delimiter.or(stored.csv_delimiter),
             label_column: self.label_column.or(stored.label_column),
+            // Of other data there need be no weights.
+            sample_weight_column: self
+                .sample_weight_column
+                .or(stored.sample_weight_column.filter(|_| same)),
             color_mode: self.color_mode.or(stored.color_mode),
         }
     }
@@ -97,6 +105,7 @@ mod tests {
             data_dir: Some(PathBuf::from("pictures")),
             csv_delimiter: Some(';'),
             label_column: Some("kind".to_string()),
+            sample_weight_column: Some("weight".to_string()),
             color_mode: Some(ImageColor::Grayscale),
         };
         assert_eq!(ReadingOptions::from_json(&reading.to_json()), reading);

@@ -1,12 +1,14 @@
 //! What a checkpoint says of the task that it is of.
 
 use distribute_core::checkpoint::Metadata;
+use distribute_data::KerasMetric;
 use distribute_readers::CsvHeader;
 use serde_json::Value;
 
 use crate::dataset_name::DatasetName;
 use crate::error::TaskError;
-use crate::names::LossName;
+use crate::loss_name::LossName;
+use crate::names::TargetsName;
 use crate::reading_options::EXTRA_KEY;
 
 /// The data set that a checkpoint names.
@@ -44,4 +46,17 @@ pub fn stored_loss(metadata: &Metadata) -> LossName {
     let name = extra.and_then(|extra| extra["loss"].as_str());
     let loss = name.and_then(|name| name.parse().ok());
     loss.unwrap_or(LossName::CrossEntropy)
+}
+
+/// What the labels of a checkpoint's data were taken for; classes, if it does not say it.
+pub(crate) fn stored_targets(extra: &Value) -> TargetsName {
+    let name = extra["targets"].as_str();
+    let targets = name.and_then(|name| name.parse().ok());
+    targets.unwrap_or(TargetsName::Classes)
+}
+
+/// What a checkpoint was measured with; nothing if it does not say it.
+pub(crate) fn stored_metrics(extra: &Value) -> Option<Vec<KerasMetric>> {
+    let names = extra["metrics"].as_array()?.iter();
+    names.map(|name| name.as_str()?.parse().ok()).collect()
 }

@@ -6,23 +6,28 @@ use std::sync::{Arc, OnceLock};
 use distribute_core::checkpoint::{CheckpointError, Metadata};
 use distribute_core::optim::Optimizer;
 use distribute_core::{Configuration, Device, TrainState};
+use distribute_data::KerasMetric;
 use distribute_keras::{Compiled, Model, ModelError, ModelSpec, Plan, compiled};
 use distribute_readers::{CsvColumns, Examples, ImageColor, LabelPlace, TrainTest};
 use serde_json::{Value, json};
 
 use crate::checks;
+use crate::class_weights;
 use crate::dataset_name::DatasetName;
 use crate::error::TaskError;
 use crate::identity::{Identity, listed};
 use crate::inputs::{self, Inputs, Scale};
 use crate::loss;
+use crate::loss_name::LossName;
+use crate::measured::Measured;
 use crate::model_source::{Source, named_model, stored_model};
-use crate::names::{LossName, ScaleName};
+use crate::names::{ScaleName, TargetsName};
 use crate::optimizer::{self, OptimizerOptions};
 use crate::reading::Reading;
 use crate::reading_options::{EXTRA_KEY, ReadingOptions};
-use crate::split::SplitRecord;
-use crate::stored::{stored_dataset, stored_l2, stored_loss};
+use crate::split::{Parts, SplitRecord};
+use crate::stored::{stored_dataset, stored_l2, stored_loss, stored_metrics, stored_targets};
+use crate::targets::{self, Hints};
 use crate::vocabulary::Vocabulary;
 
 /// A model and the data that it is trained on. The defaults match `distribute-cli train`: a small
@@ -38,8 +43,16 @@ pub struct TaskOptions {
     pub reading: ReadingOptions,
     /// What bytes are divided by.
     pub scale: Option<ScaleName>,
-    /// By default what the model was compiled with, or cross-entropy.
+    /// What the labels are; by default what data, model and loss say.
+    pub targets: Option<TargetsName>,
+    /// By default what the model was compiled with, or what belongs to its last layer and the
+    /// targets: cross-entropy, or for values mse.
     pub loss: Option<LossName>,
+    /// What is measured beside the loss; by default what the model was compiled with, or the
+    /// accuracy, for values the mean absolute error.
+    pub metrics: Option<Vec<KerasMetric>>,
+    /// How much the training examples of a class count, by the number or the name of the class.
+    pub class_weights: Vec<(String, f32)>,
     /// The L2 factor of all kernels; by default what the model says.
     pub l2: Option<f64>,
     /// The part of the examples to validate with; by default a fifth, or the data's own test
@@ -54,7 +67,10 @@ impl Default for TaskOptions {
             model: None,
             reading: ReadingOptions::default(),
             scale: None,
+            targets: None,
             loss: None,
+            metrics: None,
+            class_weights: Vec::new(),
             l2: None,
             validation_split: None,
         }
@@ -80,8 +96,12 @@ pub struct Task {
     pub trained_on: String,
     /// What the split into training and test examples was made of.
     pub split: Option<SplitRecord>,
-    /// What the outputs are compared with the classes by.
+    /// What the labels are taken for: classes or values.
+    pub targets: TargetsName,
+    /// What the outputs are compared with the targets by.
     pub loss: LossName,
+    /// What is measured beside the loss.
+    pub metrics: Vec<KerasMetric>,
     /// What identifies the inputs; older checkpoints do not say it.
     pub inputs: Option<Inputs>,
     /// How the files were read.
@@ -114,7 +134,9 @@ impl TaskParts {
         let plan = spec.plan(&self.features)?;
         checks::outputs(&plan)?;
         Ok(Task {
+            targets: TargetsName::Classes,
             loss: LossName::CrossEntropy,
+            metrics: vec![KerasMetric::accuracy()],
             inputs: None,
             reading: ReadingOptions::default(),
             compiled: self.source.file.as_deref().and_then(compiled),
@@ -133,6 +155,29 @@ impl TaskParts {
             identity: OnceLock::new(),
         })
     }
+}
+
+/// The data with labels as classes or as values, which they are, and the loss that is asked for or
+/// that the model was compiled with.
+fn decided(
+    options: &TaskOptions,
+    source: &Source,
+    spec: &ModelSpec,
+    parts: Parts,
+) -> Result<(Parts, TargetsName, Option<LossName>), TaskError> {
+    let ending = source.ending(spec, parts.first());
+    let outputs = ending.map_or(1, |(_, outputs)| outputs);
+    let loss = match options.loss {
+        Some(asked) => Some(asked),
+        None => source.compiled_loss(outputs)?,
+    };
+    let hints = Hints {
+        asked: options.targets.unwrap_or_default(),
+        loss,
+        ending,
+    };
+    let (parts, targets) = targets::decided(parts, hints)?;
+    Ok((parts, targets, loss))
 }
 
 impl Task {
@@ -164,12 +209,55 @@ impl Task {
             (None, true) => Scale::as_before(),
             (asked, _) => Scale::new(asked, trained.map(|(inputs, _)| inputs)),
         };
-        let (mut task, data) = Self::read(options, &how, source, &scale)?;
         // A run goes on with its own, whatever its model file says.
-        let asked = options.loss.or(continued.map(stored_loss));
-        task.loss = loss::loss(asked, task.compiled.as_ref(), &task.plan)?;
+        let stored = continued.and_then(|metadata| metadata.extra.get(EXTRA_KEY));
+        let asked = TaskOptions {
+            loss: options.loss.or(continued.map(stored_loss)),
+            metrics: options.metrics.clone().or(stored.and_then(stored_metrics)),
+            targets: options.targets.or(stored.map(stored_targets)),
+            ..options.clone()
+        };
+        let (mut task, mut data) = Self::read(&asked, &how, source, &scale)?;
         task.reading = options.reading.clone();
+        task.measure(asked.metrics.clone());
+        data.train = class_weights::applied(
+            data.train,
+            &asked.class_weights,
+            &task.class_names,
+            &task.dataset,
+        )?;
+        task.remark_targets(&data.train);
         Ok((task, data))
+    }
+
+    /// Decides on the metrics.
+    fn measure(&mut self, asked: Option<Vec<KerasMetric>>) {
+        let compiled = self.compiled.as_ref().map(loss::compiled_metrics);
+        let metrics = asked.or(compiled.map(|(known, _)| known));
+        self.metrics = metrics
+            .filter(|metrics| !metrics.is_empty())
+            .unwrap_or_else(|| vec![loss::usual_metric(&self.loss, &self.plan, self.targets)]);
+    }
+
+    /// What is computed of outputs and targets.
+    #[must_use]
+    pub fn measured(&self) -> Measured {
+        Measured::new(self.loss, &self.metrics, self.plan.output().elements())
+    }
+
+    /// Says what the targets are, unless they are class numbers that all count alike, and what is
+    /// measured, unless it is the accuracy.
+    fn remark_targets(&mut self, train: &Examples) {
+        let is_named = !self.class_names.is_empty() && !self.dataset.is_images();
+        if self.targets == TargetsName::Values || is_named || train.is_weighted() {
+            let line = targets::line(self.targets, train, &self.class_names);
+            self.remarks.insert(0, line);
+        }
+        if self.metrics != [KerasMetric::accuracy()] {
+            let names: Vec<String> = self.metrics.iter().map(ToString::to_string).collect();
+            self.remarks
+                .insert(0, format!("metrics: {}", names.join(", ")));
+        }
     }
 
     /// A part of the examples, if one is named, is held out.
@@ -180,9 +268,10 @@ impl Task {
         scale: &Scale,
     ) -> Result<(Self, TrainTest), TaskError> {
         let (dataset, held_out) = (options.dataset.clone(), options.validation_split);
-        let parts = dataset.read(how)?;
+        let parts = dataset.read_raw(how)?;
         // Bytes are scaled as the model wants them, which needs no size to be known.
         let spec = source.spec(1, 1)?;
+        let (parts, targets, asked) = decided(options, &source, &spec, parts)?;
         let parts = parts.map(|examples| scale.apply(examples, &spec));
         let record = parts.record(held_out)?;
         let mut data = parts.train_test(&dataset, held_out)?;
@@ -195,6 +284,8 @@ impl Task {
         checks::classes(&data, &dataset)?;
         let inputs = Inputs::of(&data.train, &spec);
         let remarks = inputs::remarks(&data, &dataset)?;
+        // Tokens have no names.
+        let class_names = data.train.class_names().to_vec();
         let vocabulary = if data.train.is_text() {
             Some(Vocabulary::of(&data.train)?)
         } else {
@@ -208,16 +299,22 @@ impl Task {
             dataset,
             source,
             features: data.train.feature_shape().to_vec(),
-            classes: data.train.classes().unwrap_or(1),
+            classes: targets::outputs(&data.train),
             vocabulary,
             l2: options.l2,
         };
         let task = parts.build()?;
+        let loss = loss::resolved(asked, &task.plan, targets)?;
+        if loss::wants_head(&loss) {
+            task.plan.check_head()?;
+        }
         for examples in [&data.train, &data.test] {
             task.check_labels(examples)?;
+            if targets == TargetsName::Values && loss::wants_probabilities(&loss) {
+                targets::check_probabilities(examples, &task.plan, &loss)?;
+            }
             task.check_tokens(examples)?;
         }
-        let class_names = data.train.class_names().to_vec();
         Ok((
             Self {
                 class_names,
@@ -225,6 +322,8 @@ impl Task {
                 identity,
                 inputs: Some(inputs),
                 remarks,
+                targets,
+                loss,
                 ..task
             },
             data,
@@ -314,6 +413,9 @@ impl Task {
     /// # Errors
     /// [`TaskError::UnknownClass`], and if they cannot be read.
     pub fn check_labels(&self, examples: &Examples) -> Result<(), TaskError> {
+        if examples.classes().is_none() {
+            return targets::check_width(examples, &self.plan);
+        }
         checks::labels(examples, &self.plan, &self.dataset)
     }
 
@@ -341,6 +443,8 @@ impl Task {
             options = options.or(self.reading.clone(), same);
         }
         let mut how = Reading::new(&options, &self.dataset, self.is_text())?;
+        how.targets = self.targets;
+        how.class_names = self.class_names.clone();
         if options.color_mode.is_none() && self.dataset.is_images() {
             // A picture alone does not say what the others were.
             how.color = match self.features.len() {
@@ -390,7 +494,9 @@ impl Task {
             "csv_header": self.dataset.header(),
             "reading": self.reading.to_json(),
             "inputs": self.inputs_json(),
+            "targets": self.targets.name(),
             "loss": self.loss.name(),
+            "metrics": self.metrics.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "split": self.split.as_ref().map(SplitRecord::to_json),
         });
         (EXTRA_KEY, value)
@@ -472,7 +578,11 @@ impl Task {
         task.trained_on = trained_on;
         task.inputs = Inputs::from_json(&extra["inputs"]);
         task.reading = ReadingOptions::of(metadata);
+        task.targets = stored_targets(extra);
         task.loss = stored_loss(metadata);
+        if let Some(metrics) = stored_metrics(extra) {
+            task.metrics = metrics;
+        }
         task.split = SplitRecord::from_json(&extra["split"]);
         let names = extra["class_names"].as_array().into_iter().flatten();
         task.class_names = names

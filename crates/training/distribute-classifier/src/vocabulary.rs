@@ -69,9 +69,22 @@ impl Vocabulary {
         if !examples.is_labelled() {
             return Examples::new(examples.name(), tokens, Labels::Absent(all.len()));
         }
-        let labels = Labels::Classes(examples.labels_i64(&all)?);
-        let encoded = Examples::new(examples.name(), tokens, labels)?;
-        encoded.with_classes(examples.classes().unwrap_or(1))
+        let encoded = match examples.classes() {
+            Some(classes) => {
+                let labels = Labels::Classes(examples.labels_i64(&all)?);
+                let encoded = Examples::new(examples.name(), tokens, labels)?;
+                encoded.with_classes(classes)?
+            }
+            None => {
+                let shape = [&[all.len()], examples.label_shape()].concat();
+                let values = Array::new(shape, Values::F32(examples.labels_f32(&all)?))?;
+                Examples::new(examples.name(), tokens, Labels::Numbers(values))?
+            }
+        };
+        if examples.is_weighted() {
+            return encoded.with_weights(examples.weights_f32(&all)?);
+        }
+        Ok(encoded)
     }
 
     /// For a checkpoint.

@@ -16,32 +16,33 @@ pub struct Compiled {
     pub optimizer: Option<String>,
     /// The arguments of the optimizer that have a value.
     pub optimizer_config: Map<String, Value>,
-    /// The names of the metrics.
-    pub metrics: Vec<String>,
+    /// The names of the metrics, each with its arguments that are not Keras' defaults.
+    pub metrics: Vec<(String, Vec<(String, Value)>)>,
     /// What else is set: `loss_weights`, `weighted_metrics`, `steps_per_execution`.
     pub others: Vec<String>,
 }
 
-/// What the text of a model file says that the model was compiled with; nothing if it says nothing.
+/// What the text of a model file says that the model was compiled with (`compile_config`, or
+/// `training_config` as Keras' HDF5 files have it); nothing if it says nothing.
 #[must_use]
 pub fn compiled(text: &str) -> Option<Compiled> {
     let root: Value = serde_json::from_str(without_mark(text)).ok()?;
-    let config = root["compile_config"].as_object()?;
+    // The older form is that of HDF5 files.
+    let forms = ["compile_config", "training_config"].into_iter();
+    let config = forms.filter_map(|key| root[key].as_object()).next()?;
     let named = |key: &str| config.get(key).filter(|value| !value.is_null());
     let loss = named("loss");
-    let optimizer = named("optimizer");
+    let optimizer = named("optimizer").or_else(|| named("optimizer_config"));
     let mut found = Compiled {
         loss: loss.and_then(name).map(|name| usual_name(&name)),
-        optimizer: optimizer.and_then(name).map(|name| name.to_lowercase()),
+        optimizer: optimizer.and_then(name).map(|name| {
+            // Keras 2 marks classes that are registered.
+            let plain = name.rsplit('>').next().unwrap_or(&name);
+            plain.to_lowercase()
+        }),
         ..Compiled::default()
     };
-    if let Some(Value::Object(arguments)) = loss.map(|loss| &loss["config"]) {
-        let usual = |(key, value): &(&String, &Value)| is_usual(key, value);
-        let others = arguments.iter().filter(|argument| !usual(argument));
-        found.loss_arguments = others
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect();
-    }
+    found.loss_arguments = loss.map(arguments).unwrap_or_default();
     if let Some(Value::Object(arguments)) = optimizer.map(|optimizer| &optimizer["config"]) {
         let given = arguments
             .iter()
@@ -62,6 +63,15 @@ pub fn compiled(text: &str) -> Option<Compiled> {
     (found != Compiled::default()).then_some(found)
 }
 
+/// The arguments of a loss or metric that are not Keras' defaults.
+fn arguments(object: &Value) -> Vec<(String, Value)> {
+    let arguments = object["config"].as_object().into_iter().flatten();
+    let others = arguments.filter(|(key, value)| !is_usual(key, value));
+    others
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
+}
+
 /// A name that stands for an object, or the class of one. A list of one loss is that loss.
 fn name(value: &Value) -> Option<String> {
     match value {
@@ -69,7 +79,12 @@ fn name(value: &Value) -> Option<String> {
         Value::Array(one) if one.len() == 1 => name(&one[0]),
         // A function that Keras wrote down has its name in its configuration.
         Value::Object(object) if object.get("class_name")? == "function" => {
-            object["config"].as_str().map(ToString::to_string)
+            object.get("config")?.as_str().map(ToString::to_string)
+        }
+        // What wraps a function is named as it was asked for.
+        Value::Object(object) if object.get("class_name")? == "MeanMetricWrapper" => {
+            let name = object.get("config")?.get("name")?;
+            name.as_str().map(ToString::to_string)
         }
         Value::Object(object) => object.get("class_name")?.as_str().map(ToString::to_string),
         Value::Array(_) => Some("several losses".to_string()),
@@ -108,17 +123,20 @@ fn is_usual(key: &str, value: &Value) -> bool {
         "reduction" => value == "sum_over_batch_size" || value == "auto",
         "axis" => *value == -1,
         "label_smoothing" => value.as_f64() == Some(0.0),
+        "summation_method" => value == "interpolation",
+        "class_aggregation" => value == "uniform_average",
+        "num_regressors" => value.as_f64() == Some(0.0),
         _ => value.is_null(),
     }
 }
 
-fn add_names(value: &Value, names: &mut Vec<String>) {
+fn add_names(value: &Value, names: &mut Vec<(String, Vec<(String, Value)>)>) {
     match value {
         Value::Array(all) => all.iter().for_each(|one| add_names(one, names)),
         Value::Object(object) if !object.contains_key("class_name") => {
             object.values().for_each(|one| add_names(one, names));
         }
-        one => names.extend(name(one)),
+        one => names.extend(name(one).map(|name| (name, arguments(one)))),
     }
 }
 
@@ -146,11 +164,24 @@ mod tests {
         assert_eq!(
             (&*objects.metrics, &*objects.others),
             (
-                &["AUC".to_string()][..],
+                &[("AUC".to_string(), Vec::new())][..],
                 &["weighted_metrics".to_string()][..],
             )
         );
         assert!(objects.loss_arguments.is_empty());
+    }
+
+    #[test]
+    fn the_form_of_hdf5_files_says_the_same() {
+        let text = r#"{"training_config":{"loss":"mae","metrics":[[{"class_name":
+            "MeanMetricWrapper","config":{"name":"accuracy","dtype":"float32",
+            "fn":"binary_accuracy"}}]],"optimizer_config":{"class_name":"Custom>RMSprop",
+            "config":{"rho":0.8}}}}"#;
+        let found = compiled(text).unwrap();
+        assert_eq!(found.loss.as_deref(), Some("mean_absolute_error"));
+        assert_eq!(found.optimizer.as_deref(), Some("rmsprop"));
+        assert_eq!(found.optimizer_config["rho"], 0.8);
+        assert_eq!(found.metrics, [("accuracy".to_string(), Vec::new())]);
     }
 
     #[test]

@@ -260,7 +260,7 @@ impl Run<'_> {
     pub(super) fn objective(
         &self,
     ) -> impl Fn(&StepContext<'_>, &Model, Batch) -> Computed + Clone + Sync + use<> {
-        objective(self.args.training.precision.policy(), self.task.loss)
+        objective(self.args.training.precision.policy(), self.task.measured())
     }
 
     pub(super) fn train_data(&self) -> Result<Batches, Failure> {

@@ -85,33 +85,44 @@ impl Run<'_> {
         hash: &str,
         ranks: Option<&RankReport>,
     ) -> Result<(), Failure> {
-        let value = |names: [&str; 2]| names.iter().find_map(|name| logs.get(name));
-        let (loss, accuracy) = (
-            value(["val_loss", "loss"]),
-            value(["val_accuracy", "accuracy"]),
-        );
+        let value = |name: &str| {
+            let validated = logs.get(&format!("val_{name}"));
+            validated.or_else(|| logs.get(name))
+        };
+        let loss = value("loss");
+        let names = logs.iter().map(|(name, _)| name);
+        let names = names.filter(|name| *name != "loss" && !name.starts_with("val_"));
+        let metrics: Vec<(&str, Option<f64>)> = names.map(|name| (name, value(name))).collect();
         if self.args.general.output == OutputFormat::Json {
             let number = |value: Option<f64>| json!(value.map(json_number));
+            let validated: Vec<(String, _)> = metrics
+                .iter()
+                .map(|(name, value)| (format!("val_{name}"), number(*value)))
+                .collect();
+            let validated = validated
+                .iter()
+                .map(|(name, value)| (&**name, value.clone()));
+            let losses = [("loss", number(trained)), ("val_loss", number(loss))];
             let event = events::event(
                 EventName::Done,
-                [
-                    ("loss", number(trained)),
-                    ("val_loss", number(loss)),
-                    ("val_accuracy", number(accuracy)),
+                losses.into_iter().chain(validated).chain([
                     ("steps", json!(step)),
                     ("weights_sha256", json!(hash)),
                     ("ranks", json!(ranks.map(ranks::shares))),
                     ("slow_ranks", json!(ranks.map(ranks::slow))),
-                ],
+                ]),
             );
             return events::line(&event);
         }
         for sentence in ranks.into_iter().flat_map(RankReport::sentences) {
             events::line(&sentence)?;
         }
+        let metrics: String = metrics
+            .iter()
+            .map(|(name, value)| format!("test {name} {:.4}, ", value.unwrap_or(f64::NAN)))
+            .collect();
         events::line(&format!(
-            "test accuracy {:.4}, test loss {:.4} after {step} steps\nweights {hash}",
-            accuracy.unwrap_or(f64::NAN),
+            "{metrics}test loss {:.4} after {step} steps\nweights {hash}",
             loss.unwrap_or(f64::NAN)
         ))
     }
