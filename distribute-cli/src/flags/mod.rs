@@ -574,7 +574,7 @@ pub(crate) struct DataArgs {
     /// Separator of the fields of csv:FILE: a character, or tab [default: a comma]
     #[arg(long, value_name = "CHAR", value_parser = delimiter)]
     pub(crate) csv_delimiter: Option<char>,
-    /// The column of csv:FILE with the label, or several: a,b [default: `label`, otherwise the last]
+    /// Column of csv:FILE with the label, or several: a,b [default: `label`, otherwise the last]
     #[arg(long, value_name = "NAME")]
     pub(crate) label_column: Option<String>,
     /// The column of csv:FILE with how much each example counts [default: all count alike]
@@ -610,9 +610,9 @@ pub(crate) struct TrainingArgs {
     /// End after this total number of updates, even in the middle of an epoch
     #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) steps: Option<u64>,
-    /// Keras' adadelta, adagrad, adam, adamax, adamw, ftrl, lion, nadam, rmsprop, sgd, or burn:NAME;
-    /// with options: sgd:momentum=0.9,nesterov=true [default: as the model was compiled, otherwise
-    /// adam]
+    /// Keras' adadelta, adagrad, adam, adamax, adamw, ftrl, lion, nadam, rmsprop, sgd, or
+    /// burn:NAME; with options: sgd:momentum=0.9,nesterov=true [default: as the model was compiled,
+    /// otherwise adam]
     #[arg(long, value_name = "NAME")]
     pub(crate) optimizer: Option<OptimizerName>,
     /// The optimizer with which the model was compiled, once its file has been read; not a flag

@@ -96,3 +96,68 @@ fn metrics_are_those_of_keras_over_uneven_batches() {
     }
     assert!(cases.len() > 40, "{}", cases.len());
 }
+
+#[test]
+fn a_loss_is_read_back_from_its_text() {
+    for text in [
+        "mean_squared_error",
+        "huber:delta=2.5",
+        "binary_crossentropy:from_logits=true,label_smoothing=0.1",
+        "categorical_focal_crossentropy:alpha=0.5,gamma=3",
+    ] {
+        assert_eq!(text.parse::<LossFunction>().unwrap().to_string(), text);
+    }
+    for name in LossFunction::names() {
+        assert_eq!(name.parse::<LossFunction>().unwrap().name(), name);
+    }
+    let short: LossFunction = "MAPE".parse().unwrap();
+    assert_eq!(short, LossFunction::MeanAbsolutePercentageError);
+}
+
+#[test]
+fn what_is_wrong_of_a_loss_is_said() {
+    for (text, wanted) in [
+        ("hubert", "did you mean `huber`"),
+        ("huber:delt=1", "it has delta"),
+        ("huber:delta=0", "above 0"),
+        ("huber:delta", "OPTION=VALUE"),
+        ("hinge:delta=1", "no options"),
+        ("bce:label_smoothing=2", "from 0 to 1"),
+        ("bce:from_logits=1", "true or false"),
+    ] {
+        let error = text.parse::<LossFunction>().unwrap_err();
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn a_metric_is_read_back_from_its_text() {
+    for text in [
+        "accuracy",
+        "mse",
+        "auc:curve=PR,num_thresholds=100",
+        "f1_score:average=micro,threshold=0.5",
+        "huber:delta=2",
+        "precision:thresholds=0.25,class_id=1",
+    ] {
+        assert_eq!(text.parse::<KerasMetric>().unwrap().to_string(), text);
+    }
+    for name in KerasMetric::names() {
+        assert_eq!(name.parse::<KerasMetric>().unwrap().name(), name);
+    }
+    assert_eq!("AUC".parse::<KerasMetric>().unwrap().name(), "auc");
+}
+
+#[test]
+fn what_is_wrong_of_a_metric_is_said() {
+    for (text, wanted) in [
+        ("acuracy", "did you mean `accuracy`"),
+        ("auc:curve=rock", "ROC or PR"),
+        ("auc:k=2", "it has curve"),
+        ("f1_score:average=none", "micro, macro or weighted"),
+        ("top_k_categorical_accuracy:k=0", "from 1 on"),
+    ] {
+        let error = text.parse::<KerasMetric>().unwrap_err();
+        assert!(error.contains(wanted), "{error}");
+    }
+}
