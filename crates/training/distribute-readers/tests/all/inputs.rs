@@ -192,6 +192,28 @@ fn other_compressions_are_named(#[case] method: u8, #[case] name: &str) {
     );
 }
 
+/// Names of classes as NumPy stores texts, and numbers that are no classes.
+#[test]
+fn labels_of_archives_are_names_or_values_too() {
+    let x = || npy("'|u1'", false, "(3, 2)", &[1, 2, 3, 4, 5, 6]);
+    let read = |y: Vec<u8>| {
+        let members = [("x", x()), ("y", y)];
+        parse_npz(&npz(&members, true), "a.npz").unwrap().0
+    };
+    let named = read(npy("'|S3'", false, "(3,)", b"oakashoak"));
+    assert_eq!(named.class_names(), ["ash", "oak"]);
+    assert_eq!(named.labels_i64(&[0, 1, 2]).unwrap(), [1, 0, 1]);
+    let wide: Vec<u8> = "b\0aaa\0"
+        .chars()
+        .flat_map(|c| (c as u32).to_le_bytes())
+        .collect();
+    let wide = read(npy("'<U2'", false, "(3,)", &wide));
+    assert_eq!(wide.class_names(), ["a", "aa", "b"]);
+    let values = read(npy("'|i1'", false, "(3,)", &[0, 200, 1]));
+    assert_eq!(values.classes(), None);
+    assert_eq!(values.labels_f32(&[1]).unwrap(), [-56.0]);
+}
+
 #[test]
 fn validation_arrays_are_taken_and_others_are_named() {
     let x = || npy("'|u1'", false, "(2, 2)", &[1, 2, 3, 4]);
@@ -205,14 +227,16 @@ fn validation_arrays_are_taken_and_others_are_named() {
         weight,
     ];
     let (train, val) = parse_npz(&npz(&members, true), "a.npz").unwrap();
-    assert_eq!(train.unused(), ["sample_weight"]);
+    assert!(train.unused().is_empty());
+    assert_eq!(train.weights_f32(&[1, 0]).unwrap(), [1.0, 0.0]);
+    assert!(!val.as_ref().unwrap().is_weighted());
     assert_eq!(
         (val.unwrap().len(), train.stored_type(), train.divisor()),
         (2, "u8", 255.0)
     );
     let both = [&members[..], &[("x_test", x()), ("y_test", y())]].concat();
     let (train, _) = parse_npz(&npz(&both, true), "a.npz").unwrap();
-    assert_eq!(train.unused(), ["x_val", "y_val", "sample_weight"]);
+    assert_eq!(train.unused(), ["x_val", "y_val"]);
     let folder = tempdir().unwrap();
     for (key, member) in [("x", x()), ("arr_0", x())] {
         write(folder.path(), "a.npz", &npz(&[(key, member)], true));
