@@ -113,7 +113,7 @@ impl Cell {
             CellKind::Simple => Activation::Linear,
             _ => activation_of(fields, "recurrent_activation", Activation::Sigmoid)?,
         };
-        let recurrent = Initializer::ORTHOGONAL;
+        let of_state = Initializer::ORTHOGONAL;
         let mut dropped = |key| match fields.get(key) {
             Some(_) => rate(fields, key),
             None => Ok(0.0),
@@ -128,7 +128,7 @@ impl Cell {
             use_bias: fields.flag("use_bias", true)?,
             unit_forget_bias,
             kernel_initializer: kernel_initializer(fields, "kernel_initializer")?,
-            recurrent_initializer: initializer(fields, "recurrent_initializer", recurrent)?,
+            recurrent_initializer: initializer(fields, "recurrent_initializer", of_state)?,
             bias_initializer: bias_initializer(fields)?,
             kernel_regularizer: regularizer(fields, "kernel_regularizer")?,
             recurrent_regularizer: regularizer(fields, "recurrent_regularizer")?,
@@ -151,12 +151,12 @@ impl Cell {
         if let Some(bias) = bias.as_mut().filter(|_| self.unit_forget_bias) {
             bias.ones = self.units..self.units.saturating_mul(2);
         }
-        let (kernel, recurrent) = ([features, columns], [self.units, columns]);
+        let (kernel, of_state) = ([features, columns], [self.units, columns]);
         vec![
             weight(name("kernel"), &kernel, self.kernel_initializer),
             weight(
                 name("recurrent_kernel"),
-                &recurrent,
+                &of_state,
                 self.recurrent_initializer,
             ),
             bias,
@@ -164,10 +164,10 @@ impl Cell {
     }
 
     pub(super) fn build(&self, weights: &mut Weights<'_>) -> CellWeights {
-        let (kernel, recurrent) = (weights.next(), weights.next());
+        let (kernel, of_state) = (weights.next(), weights.next());
         CellWeights {
             kernel: weights.trained(kernel),
-            recurrent_kernel: weights.trained(recurrent),
+            recurrent_kernel: weights.trained(of_state),
             bias: self.use_bias.then(|| {
                 let bias = layout::rows_of(weights.next(), self.units * self.kind.gates());
                 weights.trained(bias)
