@@ -75,7 +75,7 @@ impl CellWeights {
             Some(rng) if rate > 0.0 => Dropped::draw(rate, masks, ([batch, features], &x), rng),
             _ => Dropped(Vec::new()),
         };
-        let (dropped, recurrent) = (draw(rate, features), draw(recurrent_rate, units));
+        let (dropped, dropped_states) = (draw(rate, features), draw(recurrent_rate, units));
         let mut inputs = Vec::with_capacity(steps);
         each_step(self.of_inputs(x, &dropped), &mut inputs);
         if reading.backwards {
@@ -87,7 +87,7 @@ impl CellWeights {
         };
         let mut last = read.states[0].zeros_like();
         for (step, z) in inputs.into_iter().enumerate() {
-            let mut new = self.step(z, &read.states, &recurrent);
+            let mut new = self.step(z, &read.states, &dropped_states);
             let mut output = new[0].clone();
             if let Some(mask) = &reading.mask {
                 let at = if reading.backwards {
