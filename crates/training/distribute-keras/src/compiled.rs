@@ -35,11 +35,7 @@ pub fn compiled(text: &str) -> Option<Compiled> {
     let optimizer = named("optimizer").or_else(|| named("optimizer_config"));
     let mut found = Compiled {
         loss: loss.and_then(name).map(|name| usual_name(&name)),
-        optimizer: optimizer.and_then(name).map(|name| {
-            // Keras 2 marks classes that are registered.
-            let plain = name.rsplit('>').next().unwrap_or(&name);
-            plain.to_lowercase()
-        }),
+        optimizer: optimizer.and_then(name).map(|name| registered(&name)),
         ..Compiled::default()
     };
     found.loss_arguments = loss.map(arguments).unwrap_or_default();
@@ -90,6 +86,11 @@ fn name(value: &Value) -> Option<String> {
         Value::Array(_) => Some("several losses".to_string()),
         _ => None,
     }
+}
+
+/// An optimizer in lower case, without the package that Keras 2 writes before it (`Custom>Adam`).
+fn registered(name: &str) -> String {
+    name.rsplit('>').next().unwrap_or(name).to_lowercase()
 }
 
 /// `MeanSquaredError` and `mse` are `mean_squared_error`.

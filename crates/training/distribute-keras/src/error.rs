@@ -149,6 +149,16 @@ pub enum ModelError {
         /// How many were given.
         found: usize,
     },
+    /// A pattern of names that is no layer's.
+    #[error("{model}: no layer is called {pattern}; the model has these: {layers}")]
+    NoLayer {
+        /// The model's name.
+        model: String,
+        /// The pattern.
+        pattern: String,
+        /// The names of the layers.
+        layers: String,
+    },
     /// Weights that do not belong to this model.
     #[error("{model}: {what}; use the weights of the same model (`model.get_weights()`)")]
     Weights {
@@ -156,6 +166,16 @@ pub enum ModelError {
         model: String,
         /// What differs.
         what: String,
+    },
+    /// A file or a folder of a format that Python has to convert.
+    #[error("{} is {what}, which is not read here; convert it in Python: {line}", .path.display())]
+    Convert {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+        /// The line of Python that converts it.
+        line: String,
     },
     /// A file of weights that is damaged, or of another kind than its name says.
     #[error("{}: {what}; write it with {remedy}", .path.display())]
@@ -193,7 +213,9 @@ impl ModelError {
             | Self::Head { .. }
             | Self::Input { .. }
             | Self::Inputs { .. }
+            | Self::NoLayer { .. }
             | Self::Weights { .. }
+            | Self::Convert { .. }
             | Self::WeightFile { .. } => true,
         }
     }

@@ -4,13 +4,20 @@
 //! Not part of the interface of this crate; compiled for tests and with the feature `fuzzing`.
 
 use crate::layers::{Flatten, LayerNormalization};
-use crate::{ModelSpec, parse_keras_json, parse_safetensors_weights};
+use crate::{
+    ModelSpec, Plan, Weight, hdf5, model_file, parse_keras_json, parse_safetensors_weights,
+    parse_weights,
+};
 
 /// A target's name and function.
 type Target = (&'static str, fn(&[u8]));
 
 /// The targets by their names.
-pub const TARGETS: [Target; 2] = [("keras_json", keras_json), ("keras_weights", keras_weights)];
+pub const TARGETS: [Target; 3] = [
+    ("keras_json", keras_json),
+    ("keras_weights", keras_weights),
+    ("keras_hdf5", keras_hdf5),
+];
 
 /// Shapes of one example: features, a sequence, images without and with channels, a volume.
 const SHAPES: [&[usize]; 5] = [&[7], &[5, 3], &[28, 28], &[8, 8, 4], &[4, 6, 6, 2]];
@@ -60,14 +67,59 @@ pub fn keras_weights(bytes: &[u8]) {
         return;
     };
     if let Ok(weights) = parse_safetensors_weights(bytes, "a.safetensors", &plan) {
-        for weight in &weights {
-            assert_eq!(weight.shape.iter().product::<usize>(), weight.values.len());
+        check(&plan, &weights);
+    }
+}
+
+/// Weights that were accepted are finite and have their shapes.
+fn check(plan: &Plan, weights: &[Weight]) {
+    assert_eq!(plan.weights().count(), weights.len());
+    for ((_, planned), weight) in plan.weights().zip(weights) {
+        assert!(!planned.name.is_empty());
+        assert_eq!(weight.shape, planned.shape);
+        assert_eq!(weight.shape.iter().product::<usize>(), weight.values.len());
+        assert!(weight.values.iter().all(|x| x.is_finite()));
+    }
+}
+
+/// A file of HDF5, or an archive with one: an error, or the values of every data set, and weights
+/// that fit the model.
+pub fn keras_hdf5(bytes: &[u8]) {
+    let Ok(plan) = small().plan(&[3]) else {
+        return;
+    };
+    if let Ok(weights) = parse_weights(bytes, "a.h5", &plan) {
+        check(&plan, &weights);
+    }
+    if let Ok(file) = model_file(bytes.to_vec(), "a.h5") {
+        drop(parse_keras_json(&file.text, "a.h5"));
+    }
+    if let Ok(file) = hdf5::File::open(bytes) {
+        drop(everything(&file));
+    }
+}
+
+/// Reads all that can be reached, as far as it can be read.
+fn everything(file: &hdf5::File<'_>) -> std::result::Result<(), String> {
+    let mut seen = std::collections::BTreeSet::new();
+    let mut open = vec![file.root_address()];
+    while let Some(address) = open.pop() {
+        if !seen.insert(address) {
+            continue;
         }
-        for ((_, planned), weight) in plan.weights().zip(&weights) {
-            assert!(!planned.name.is_empty());
-            assert!(weight.values.iter().all(|x| x.is_finite()));
+        let object = file.object(address)?;
+        drop(file.texts(&object, "weight_names"));
+        if object.is_dataset() {
+            if let Ok(values) = file.numbers(&object) {
+                let zero = values.shape.contains(&0);
+                let count = values.shape.iter().product::<usize>();
+                assert!(zero || count == values.values.len());
+            }
+        } else if let Ok(links) = file.links(&object) {
+            open.extend(links.into_iter().map(|(_, address)| address));
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -76,11 +128,57 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::{WeightFormat, written_weights};
 
     #[test]
     fn the_corpus_has_the_seeds_and_the_target_fails_with_no_file_of_it() {
         hostile::corpus::check(TARGETS[0], &seeds());
         hostile::corpus::check(TARGETS[1], &weights());
+        hostile::corpus::check(TARGETS[2], &files());
+    }
+
+    /// The corpus has them too, but changes only shorter files.
+    #[test]
+    fn no_change_of_a_byte_of_a_file_is_a_panic() {
+        let mut random = 1u64;
+        for (_, bytes) in files() {
+            for _ in 0..400 {
+                let mut changed = bytes.clone();
+                for _ in 0..3 {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1);
+                    let at = (random >> 33) as usize % changed.len();
+                    changed[at] = [0, 1, 0x7f, 0xff, (random >> 20) as u8][random as usize % 5];
+                }
+                keras_hdf5(&changed);
+            }
+        }
+    }
+
+    /// Small files of h5py and of this crate.
+    fn files() -> Seeds {
+        let plan = small().plan(&[3]).unwrap();
+        let weight = || Weight {
+            shape: vec![3],
+            values: vec![0.5, -1.0, 2.0],
+        };
+        let text = r#"{"module":"keras","class_name":"Sequential","config":{"layers":[
+            {"class_name":"Dense","config":{"units":2}}]}}"#;
+        let written = |format| {
+            let weights = [weight(), weight()];
+            written_weights(format, &plan, &weights, Some(text)).unwrap()
+        };
+        let stored = |name: &str| hdf5::tests::stored(&format!("small.{name}.h5"));
+        Seeds::from([
+            ("written", written(WeightFormat::WeightsH5)),
+            ("archive", written(WeightFormat::Keras)),
+            ("legacy", stored("legacy")),
+            ("compressed", stored("compressed")),
+            ("trees", stored("trees")),
+            ("signature", hdf5::SIGNATURE.to_vec()),
+            ("text", text.as_bytes().to_vec()),
+        ])
     }
 
     /// A safetensors file with this header, and this many bytes of data.

@@ -20,13 +20,16 @@
 
 mod activation;
 mod builtin;
+mod builtin_json;
 mod bytes;
 mod compiled;
 mod error;
 mod fields;
+mod freeze;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod hdf5;
 mod head;
 mod init;
 mod keras_json;
@@ -34,6 +37,7 @@ pub mod layers;
 mod model;
 mod names;
 mod plan;
+mod saved_file;
 mod shape;
 mod spec;
 mod weight_file;
@@ -44,7 +48,7 @@ pub use compiled::{Compiled, compiled};
 pub use error::ModelError;
 pub use head::{Head, Loss};
 pub use init::{Initializer, Weight};
-pub use keras_json::{model_text, parse_keras_json, read_keras_json};
+pub use keras_json::{parse_keras_json, read_keras_json};
 pub use layers::pass::{Arguments, Mode};
 pub use layers::regularizer::Regularizer;
 pub use layers::weights::PlannedWeight;
@@ -52,6 +56,10 @@ pub use layers::windows::{Padding, Windows};
 pub use layers::{LayerSpec, Merge};
 pub use model::Model;
 pub use plan::{Plan, PlannedCall, PlannedInput, PlannedLayer, PlannedOutput};
+pub use saved_file::{ModelFile, check_format, model_file, model_text};
 pub use shape::Shape;
 pub use spec::{Call, ModelInput, ModelOutput, ModelSpec, NamedLayer};
-pub use weight_file::{parse_safetensors_weights, read_weights};
+pub use weight_file::{
+    FoundWeights, SkippedLayer, WeightFormat, parse_safetensors_weights, parse_weights,
+    read_fitting_weights, read_weights, written_weights,
+};

@@ -5,6 +5,9 @@ use std::collections::BTreeSet;
 use crate::names::Names;
 use crate::{Arguments, LayerSpec, ModelError, Regularizer};
 
+/// The group in which a file of Keras has the layers of a model.
+pub(crate) const SAVED_LAYERS: &str = "layers";
+
 /// A model: a name, its inputs, the layers, how they are called, and its outputs.
 ///
 /// A list of layers that feed each other is the simplest graph: [`ModelSpec::chain`].
@@ -53,6 +56,10 @@ pub struct NamedLayer {
     /// layer or of a model that it stands in) stay as they are, and a `BatchNormalization` infers
     /// even while the model trains.
     pub trainable: bool,
+    /// The group of its weights in a `.weights.h5` file of Keras: `layers/dense_1` is the second
+    /// `Dense` layer of the model, whatever its name is, and `layers/functional/layers/dense` one
+    /// of a model inside.
+    pub saved_as: String,
 }
 
 /// One call of a layer. A layer that is called several times has its weights once.
@@ -74,10 +81,14 @@ impl ModelSpec {
     /// They get the names that Keras gives to layers without one: `conv2d`, `conv2d_1` and so on.
     pub fn chain(name: impl Into<String>, layers: Vec<LayerSpec>) -> Self {
         let mut names = Names::default();
-        let named = layers.into_iter().map(|spec| NamedLayer {
-            name: names.next(spec.class()),
-            spec,
-            trainable: true,
+        let named = layers.into_iter().map(|spec| {
+            let name = names.next(spec.class());
+            NamedLayer {
+                saved_as: format!("{SAVED_LAYERS}/{name}"),
+                name,
+                spec,
+                trainable: true,
+            }
         });
         let layers: Vec<_> = named.collect();
         let output = ModelOutput {

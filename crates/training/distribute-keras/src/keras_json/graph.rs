@@ -8,6 +8,7 @@ use super::entries::{Entries, Entry, Graph, INPUTS, Input, Kind, Node, Reference
 use super::{File, input_layer, nodes};
 use crate::fields::{Fields, Named, Object, Place};
 use crate::names::Names;
+use crate::spec::SAVED_LAYERS;
 use crate::{LayerSpec, ModelError, NamedLayer};
 
 /// The operations on masks that Keras 3 writes beside the layers.
@@ -23,10 +24,12 @@ fn mask_operation(class: &str, layer: &Value) -> Option<&'static str> {
 
 impl Graph {
     /// Reads a model. `prefix` stands before the names of its layers, which are added to `all`;
-    /// layers of a model that is not `trainable` are not trainable either.
+    /// layers of a model that is not `trainable` are not trainable either. `saved` is the group of
+    /// the model in a file of weights, with a `/` behind it.
     pub(super) fn read(
         model: &Value,
         prefix: &str,
+        saved: &str,
         trainable: bool,
         file: File<'_>,
         all: &mut Vec<NamedLayer>,
@@ -52,6 +55,8 @@ impl Graph {
         let mut reader = Reader {
             file,
             prefix,
+            saved: format!("{saved}{SAVED_LAYERS}/"),
+            saved_names: Some(Names::default()),
             trainable,
             all,
             graph: Self {
@@ -87,6 +92,11 @@ impl Graph {
 pub(super) struct Reader<'a> {
     pub(super) file: File<'a>,
     pub(super) prefix: &'a str,
+    /// What stands before the groups of the layers in a file of weights.
+    pub(super) saved: String,
+    /// Their names there, which count the layers of a class; `None` if the only layer has `saved`
+    /// as its group.
+    pub(super) saved_names: Option<Names>,
     pub(super) trainable: bool,
     pub(super) all: &'a mut Vec<NamedLayer>,
     pub(super) graph: Graph,
@@ -108,7 +118,13 @@ impl Reader<'_> {
         let kind = match class {
             "Sequential" | "Functional" | "Model" => {
                 let inner = format!("{full}/");
-                let graph = Graph::read(layer, &inner, self.trainable, self.file, self.all)?;
+                let saved = self.saved_as(match class {
+                    "Sequential" => class,
+                    _ => "Functional",
+                });
+                let saved = format!("{saved}/");
+                let graph =
+                    Graph::read(layer, &inner, &saved, self.trainable, self.file, self.all)?;
                 // The first layer of a chain may be a model that says the shape.
                 if self.graph.input_shape.is_none() {
                     self.graph.input_shape.clone_from(&graph.input_shape);
@@ -154,12 +170,20 @@ impl Reader<'_> {
             return Ok(Kind::Input(Input { shape, integers }));
         }
         let (spec, trainable) = LayerSpec::read(class, fields)?;
+        let saved_as = self.saved_as(spec.class());
         self.all.push(NamedLayer {
             name: name.to_string(),
             spec,
             trainable: trainable && self.trainable,
+            saved_as,
         });
         Ok(Kind::Layer(self.all.len() - 1))
+    }
+
+    /// The group of the next layer of a class in a file of weights.
+    pub(super) fn saved_as(&mut self, class: &str) -> String {
+        let number = self.saved_names.as_mut().map(|names| names.next(class));
+        format!("{}{}", self.saved, number.unwrap_or_default())
     }
 
     /// What the model consists of, by name.

@@ -19,15 +19,19 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::saved_file::{check_format, model_text};
 use crate::{ModelError, ModelSpec};
 use entries::Graph;
 
-/// Reads a model file; the model is named after the file.
+/// Reads a model file: the text of `model.to_json()`, `.keras` or `.h5`. The model is named after
+/// the file.
 ///
 /// # Errors
-/// [`ModelError::Io`], and the errors of [`parse_keras_json`].
+/// [`ModelError::Io`], [`ModelError::Convert`] for formats of TensorFlow, and the errors of
+/// [`parse_keras_json`].
 pub fn read_keras_json(path: impl AsRef<Path>) -> Result<ModelSpec, ModelError> {
     let path = path.as_ref();
+    check_format(path)?;
     let bytes = std::fs::read(path).map_err(|source| ModelError::Io {
         path: path.to_path_buf(),
         source,
@@ -37,42 +41,6 @@ pub fn read_keras_json(path: impl AsRef<Path>) -> Result<ModelSpec, ModelError> 
         .map(|name| name.to_string_lossy())
         .unwrap_or_else(|| path.to_string_lossy());
     parse_keras_json(&model_text(bytes, &name)?, &name)
-}
-
-/// The text of a model file, of its bytes; `origin` names it in messages.
-///
-/// # Errors
-/// [`ModelError::NotAModel`] if it is no text, which says what it is: a whole model (`.keras`,
-/// `.h5`), or weights.
-pub fn model_text(mut bytes: Vec<u8>, origin: &str) -> Result<String, ModelError> {
-    if bytes.starts_with(b"\xef\xbb\xbf") {
-        bytes.drain(..3);
-    }
-    let holds = |name: &[u8]| bytes.windows(name.len()).any(|part| part == name);
-    let what = match &bytes[..] {
-        [] => "the file is empty (0 bytes)",
-        [0x89, b'H', b'D', b'F', ..] => {
-            "an HDF5 file (.h5) with a whole model or its weights, of which only the layers are \
-             read here, as JSON"
-        }
-        [b'P', b'K', ..] if holds(b"config.json") => {
-            "a zip file with a whole model (.keras), of which only the layers are read here, as \
-             JSON"
-        }
-        [b'P', b'K', ..] if holds(b".npy") => {
-            "an archive of arrays (.npz), such as weights or data, and no layers"
-        }
-        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "text in UTF-16; save it as UTF-8",
-        _ => "bytes that are no text in UTF-8, so no JSON",
-    };
-    let not_a_model = |what: &str| ModelError::NotAModel {
-        origin: origin.to_string(),
-        what: what.to_string(),
-    };
-    if bytes.is_empty() || bytes.starts_with(b"PK") || bytes.contains(&0) {
-        return Err(not_a_model(what));
-    }
-    String::from_utf8(bytes).map_err(|_| not_a_model(what))
 }
 
 /// A text without the mark with which some editors begin UTF-8.
@@ -113,7 +81,7 @@ pub fn parse_keras_json(text: &str, origin: &str) -> Result<ModelSpec, ModelErro
         keras2: version.is_some_and(|version| version.starts_with('2')),
     };
     let mut layers = Vec::new();
-    let graph = Graph::read(&root, "", true, file, &mut layers)?;
+    let graph = Graph::read(&root, "", "", true, file, &mut layers)?;
     inline::model(graph, layers, file)
 }
 
@@ -156,11 +124,9 @@ mod tests {
 
     #[test]
     fn what_is_no_model_file_is_named() {
-        let zip = |name: &str| [b"PK\x03\x04 ", name.as_bytes(), &[0xff]].concat();
         for (bytes, part) in [
-            (b"\x89HDF\r\n\x1a\n\0".to_vec(), "HDF5 file (.h5)"),
-            (zip("config.json"), "(.keras)"),
-            (zip("arr_0.npy"), "(.npz)"),
+            (b"\x89HDF\r\n\x1a\n\0".to_vec(), "HDF5"),
+            (b"PK\x03\x04 arr_0.npy\xff".to_vec(), "zip"),
             (Vec::new(), "empty"),
             (b"\xff\xfe{\0".to_vec(), "UTF-16"),
         ] {

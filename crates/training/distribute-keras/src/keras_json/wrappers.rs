@@ -38,10 +38,13 @@ impl Reader<'_> {
         }
         let trainable = common(&mut fields)? && self.trainable;
         let inner = format!("{name}/");
+        let group = self.saved_as(class);
         let mut inside = Inside {
             reader: Reader {
                 file: self.file,
                 prefix: &inner,
+                saved: format!("{group}/layer"),
+                saved_names: None,
                 trainable,
                 all: &mut *self.all,
                 graph: Graph {
@@ -55,6 +58,7 @@ impl Reader<'_> {
                 unnamed: Names::default(),
             },
             name,
+            group,
         };
         match class {
             "TimeDistributed" => inside.time_distributed(&mut fields)?,
@@ -80,6 +84,8 @@ fn initial_states(layer: &Value) -> usize {
 struct Inside<'a> {
     reader: Reader<'a>,
     name: &'a str,
+    /// The wrapper's group in a file of weights.
+    group: String,
 }
 
 /// The first value of an entry.
@@ -112,15 +118,22 @@ impl Inside<'_> {
     /// Adds a layer that the file does not have.
     fn own(&mut self, name: String, spec: LayerSpec, inputs: Vec<Reference>) -> usize {
         self.reader.graph.own.push(self.reader.all.len());
-        self.layer(name, spec, inputs)
+        self.layer(name, self.group.clone(), spec, inputs)
     }
 
-    /// Adds a layer.
-    fn layer(&mut self, name: String, spec: LayerSpec, inputs: Vec<Reference>) -> usize {
+    /// Adds a layer with this group in a file of weights.
+    fn layer(
+        &mut self,
+        name: String,
+        saved_as: String,
+        spec: LayerSpec,
+        inputs: Vec<Reference>,
+    ) -> usize {
         self.reader.all.push(NamedLayer {
             name,
             spec,
             trainable: self.reader.trainable,
+            saved_as,
         });
         self.add(Kind::Layer(self.reader.all.len() - 1), inputs)
     }
@@ -182,7 +195,10 @@ impl Inside<'_> {
             .collect();
         let (of_forward, of_backward) = given.split_at(states / 2);
         let mut both = Vec::new();
-        for ((name, layer), states) in [((name, forward), of_forward), (backward, of_backward)] {
+        for (attribute, (name, layer), states) in [
+            ("forward_layer", (name, forward), of_forward),
+            ("backward_layer", backward, of_backward),
+        ] {
             let received = std::iter::once(&all).chain(states);
             let received = received.map(|entry| value(*entry)).collect();
             let layer = Recurrent {
@@ -192,7 +208,8 @@ impl Inside<'_> {
             };
             let states = layer.states().len();
             let name = format!("{}/{name}", self.name);
-            both.push((self.layer(name, layer.into(), received), states));
+            let saved_as = format!("{}/{attribute}", self.group);
+            both.push((self.layer(name, saved_as, layer.into(), received), states));
         }
         self.merged(&both, merge, sequences, with_states);
         Ok(())

@@ -60,6 +60,9 @@ pub struct Cell {
     pub kind: CellKind,
     /// Its name below the layer, which the paths of its weights begin with.
     pub name: String,
+    /// Its group below that of the layer in a file of weights of Keras: `cell`, or
+    /// `cell/cells/lstm_cell_1` for the second `LSTMCell` of a `StackedRNNCells`.
+    pub saved_as: String,
     /// The length of the state.
     pub units: usize,
     /// Applied to the candidate, and in an LSTM to the state before the output gate.
@@ -94,6 +97,7 @@ impl Cell {
     pub(super) fn parse(
         class: &str,
         name: String,
+        saved_as: String,
         fields: &mut Fields<'_>,
     ) -> Result<Option<Self>, ModelError> {
         let kind = match class.trim_end_matches("Cell") {
@@ -122,6 +126,7 @@ impl Cell {
         Ok(Some(Self {
             kind,
             name,
+            saved_as,
             units: count(fields, "units")?,
             activation: activation_of(fields, "activation", Activation::Tanh)?,
             recurrent_activation,

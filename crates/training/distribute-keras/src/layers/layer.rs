@@ -76,6 +76,12 @@ pub(crate) trait KerasLayer: fmt::Debug {
         None
     }
 
+    /// The part of it in which files of Keras 3 have the weight of this position and name, as the
+    /// path of Python's attributes (`query_dense`, `cell`); empty for its own.
+    fn sublayer(&self, _position: usize, _weight: &str) -> &str {
+        ""
+    }
+
     /// Whether files of Keras 3 name its weights without the layer, which builds them late.
     fn builds_late(&self) -> bool {
         false

@@ -121,6 +121,15 @@ impl KerasLayer for MultiHeadAttention {
         ]
     }
 
+    fn sublayer(&self, _: usize, weight: &str) -> &str {
+        match weight.split('/').next() {
+            Some("query") => "query_dense",
+            Some("key") => "key_dense",
+            Some("value") => "value_dense",
+            _ => "output_dense",
+        }
+    }
+
     fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
         // The kernel of the output has two axes of inputs, the others one.
         let mut projection = |inputs| {

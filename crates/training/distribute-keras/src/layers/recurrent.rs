@@ -3,6 +3,7 @@
 use super::cell::{Cell, CellWeights};
 use super::recurrence::Reading;
 use super::*;
+use crate::names::Names;
 
 /// `keras.layers.SimpleRNN`, `LSTM` and `GRU`, and `RNN` of one of their cells or several
 /// (`StackedRNNCells`).
@@ -29,6 +30,9 @@ const CLASSES: [(&str, RecurrentClass); 4] = [
     ("RNN", RecurrentClass::RNN),
 ];
 
+/// Keras' attribute with the cell of a layer.
+const CELL: &str = "cell";
+
 /// How deep cells may stand in `StackedRNNCells` of `StackedRNNCells`.
 const MAX_DEPTH: usize = 8;
 
@@ -47,10 +51,12 @@ impl KerasLayer for Recurrent {
         let found = CLASSES.iter().find(|(class, _)| *class == name);
         let class = found.map_or(RecurrentClass::RNN, |(_, class)| *class);
         let cells = match class {
-            RecurrentClass::RNN => cells(fields, "cell", "", 0)?,
+            RecurrentClass::RNN => cells(fields, CELL, Within::layer(), 0)?,
             _ => {
                 let cell = cell_name(name);
-                Cell::parse(name, cell, fields)?.into_iter().collect()
+                Cell::parse(name, cell, CELL.to_string(), fields)?
+                    .into_iter()
+                    .collect()
             }
         };
         Ok(Self {
@@ -131,6 +137,17 @@ impl KerasLayer for Recurrent {
         all
     }
 
+    fn sublayer(&self, position: usize, _: &str) -> &str {
+        let mut left = position;
+        let found = self.cells.iter().find(|cell| {
+            let count = cell.weights(1).into_iter().flatten().count();
+            let is_here = left < count;
+            left = left.saturating_sub(count);
+            is_here
+        });
+        found.map_or(CELL, |cell| &cell.saved_as)
+    }
+
     fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
         let cells = self.cells.iter().map(|cell| cell.build(weights));
         Some(BuiltLayer::Recurrent(RecurrentWeights {
@@ -152,9 +169,36 @@ impl Recurrent {
     }
 }
 
+/// What a cell stands in.
+#[derive(Clone)]
+struct Within {
+    /// What its name begins with.
+    prefix: String,
+    /// The group in a file of weights, with a `/` behind it for one of several cells.
+    group: String,
+}
+
+impl Within {
+    /// The layer itself.
+    fn layer() -> Self {
+        Self {
+            prefix: String::new(),
+            group: CELL.to_string(),
+        }
+    }
+
+    /// The `StackedRNNCells` of this name and group.
+    fn stacked(name: &str, group: &str) -> Self {
+        Self {
+            prefix: format!("{name}/"),
+            group: format!("{group}/cells/"),
+        }
+    }
+}
+
 /// The name of the cell of a layer of this class: `lstm_cell`.
 fn cell_name(class: &str) -> String {
-    let mut names = crate::names::Names::default();
+    let mut names = Names::default();
     names.next(&format!("{class}Cell"))
 }
 
@@ -162,7 +206,7 @@ fn cell_name(class: &str) -> String {
 fn cells(
     fields: &mut Fields<'_>,
     key: &'static str,
-    prefix: &str,
+    mut within: Within,
     depth: usize,
 ) -> Result<Vec<Cell>, ModelError> {
     let refuse = |fields: &Fields<'_>| {
@@ -171,24 +215,33 @@ fn cells(
             "use SimpleRNNCell, LSTMCell, GRUCell, or StackedRNNCells of them",
         )
     };
+    // A list in a layer is a `StackedRNNCells` without a name.
+    if key == CELL && fields.get(key).is_some_and(Json::is_array) {
+        within.group = format!("{CELL}/cells/");
+    }
+    let mut numbers = Names::default();
     let mut all = Vec::new();
     for named in fields.objects(key)?.ok_or_else(|| refuse(fields))? {
         let mut options = named.fields;
         let own = options.get("name").and_then(Json::as_str);
         let own = own.map_or_else(|| cell_class_name(named.class), str::to_string);
-        let name = format!("{prefix}{own}");
+        let name = format!("{}{own}", within.prefix);
+        let mut group = within.group.clone();
+        if group.ends_with('/') {
+            group.push_str(&numbers.next(named.class));
+        }
         let trainable = common(&mut options)?;
         if !trainable {
             return Err(options.refuse("trainable", "set trainable=False in the layer"));
         }
-        match Cell::parse(named.class, name.clone(), &mut options)? {
+        match Cell::parse(named.class, name.clone(), group.clone(), &mut options)? {
             Some(cell) if named.class.ends_with("Cell") => all.push(cell),
             None if named.class == "StackedRNNCells" && depth < MAX_DEPTH => {
                 options.must_be("reverse_state_order", false, "set it to False")?;
                 all.extend(cells(
                     &mut options,
                     "cells",
-                    &format!("{name}/"),
+                    Within::stacked(&name, &group),
                     depth + 1,
                 )?);
             }
@@ -203,7 +256,7 @@ fn cells(
 }
 
 fn cell_class_name(class: &str) -> String {
-    crate::names::Names::default().next(class)
+    Names::default().next(class)
 }
 
 /// The cells with their weights.

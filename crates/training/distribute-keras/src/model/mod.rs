@@ -1,6 +1,7 @@
 //! The burn module that a plan becomes.
 
 mod steps;
+mod taken;
 
 use std::collections::BTreeMap;
 
@@ -76,15 +77,7 @@ impl Model {
         let mut weights = weights.into_iter();
         let layers = plan.layers.iter().enumerate().map(|(index, layer)| {
             let mine: Vec<_> = weights.by_ref().take(layer.weights.len()).collect();
-            let call = plan.calls.iter().find(|call| call.layer == index);
-            let input = call.and_then(|call| call.shapes.first());
-            let weights = Weights {
-                left: mine.into_iter(),
-                device,
-                features: input.map_or(0, |shape| shape.features()),
-                flattened: layer.flattened,
-            };
-            layer.spec.build(layer.trainable, weights)
+            built(plan, index, mine, device)
         });
         let any = |is: &dyn Fn(&PlannedLayer) -> bool| plan.layers.iter().any(is);
         Ok(Self {
@@ -345,6 +338,20 @@ impl Model {
     pub fn head(&self) -> Head {
         self.heads().next().unwrap_or(Head::Linear)
     }
+}
+
+/// A layer of the plan with these weights.
+fn built(plan: &Plan, index: usize, weights: Vec<Weight>, device: &Device) -> BuiltLayer {
+    let layer = &plan.layers[index];
+    let call = plan.calls.iter().find(|call| call.layer == index);
+    let input = call.and_then(|call| call.shapes.first());
+    let weights = Weights {
+        left: weights.into_iter(),
+        device,
+        features: input.map_or(0, |shape| shape.features()),
+        flattened: layer.flattened,
+    };
+    layer.spec.build(layer.trainable, weights)
 }
 
 /// The first weight of layers that are trained, in one row.

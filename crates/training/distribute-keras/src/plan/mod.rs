@@ -51,6 +51,9 @@ pub struct PlannedLayer {
     pub weights: Vec<PlannedWeight>,
     /// Whether it is trained, see [`NamedLayer::trainable`](crate::NamedLayer::trainable).
     pub trainable: bool,
+    /// The group of its weights in a file, see
+    /// [`NamedLayer::saved_as`](crate::NamedLayer::saved_as).
+    pub saved_as: String,
     /// For a `Dense` layer behind a flattened image: that image, whose values arrive in the order
     /// (channels, height, width) where Keras has (height, width, channels).
     pub flattened: Option<(usize, usize, usize)>,
@@ -169,6 +172,7 @@ impl ModelSpec {
             spec: layer.spec.clone(),
             weights: Vec::new(),
             trainable: layer.trainable,
+            saved_as: layer.saved_as.clone(),
             flattened: None,
         });
         plan.layers.extend(unbuilt);

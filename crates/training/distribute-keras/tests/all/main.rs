@@ -3,6 +3,7 @@
 mod bad_graphs;
 mod frozen;
 mod graphs;
+mod keras_files;
 mod layers;
 mod mixed;
 mod models;

@@ -1,0 +1,210 @@
+//! Files in which Keras saves a whole model: `.keras`, a zip archive, and `.h5`, in HDF5.
+//!
+//! A file is recognized by its content, not by its name.
+
+use std::io::{self, Read};
+use std::path::Path;
+
+use serde_json::Value;
+use zip::ZipArchive;
+
+use crate::{ModelError, hdf5};
+
+/// The members of a `.keras` file.
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const METADATA: &str = "metadata.json";
+pub(crate) const WEIGHTS: &str = "model.weights.h5";
+/// Deflate expands nothing more than this.
+const EXPANSION: u64 = 1032;
+
+/// A file that holds a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFile {
+    /// The layers, as `model.to_json()` writes them.
+    pub text: String,
+    /// Whether the file also holds the weights, which
+    /// [`read_weights`](crate::read_weights) reads.
+    pub has_weights: bool,
+}
+
+/// The model in the bytes of a file: the text of `model.to_json()`, or what `model.save` writes as
+/// `.keras` or `.h5`; `origin` names the file in messages.
+///
+/// # Errors
+/// [`ModelError::NotAModel`] if there is none, which says what the file is.
+pub fn model_file(mut bytes: Vec<u8>, origin: &str) -> Result<ModelFile, ModelError> {
+    let not_a_model = |what: &str| ModelError::NotAModel {
+        origin: origin.to_string(),
+        what: what.to_string(),
+    };
+    if bytes.starts_with(b"\xef\xbb\xbf") {
+        bytes.drain(..3);
+    }
+    let what = match &bytes[..] {
+        [] => "the file is empty (0 bytes)",
+        _ if is_hdf5(&bytes) => {
+            let text = text_of_hdf5(&bytes).map_err(|what| not_a_model(&what))?;
+            let has_weights = true;
+            return Ok(ModelFile { text, has_weights });
+        }
+        [b'P', b'K', ..] => return of_archive(&bytes, origin),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "text in UTF-16; save it as UTF-8",
+        _ => "bytes that are no text in UTF-8, so no JSON",
+    };
+    if bytes.is_empty() || bytes.contains(&0) {
+        return Err(not_a_model(what));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| not_a_model(what))?;
+    Ok(ModelFile {
+        text,
+        has_weights: false,
+    })
+}
+
+/// The text of [`model_file`].
+///
+/// # Errors
+/// As [`model_file`].
+pub fn model_text(bytes: Vec<u8>, origin: &str) -> Result<String, ModelError> {
+    model_file(bytes, origin).map(|file| file.text)
+}
+
+pub(crate) fn is_hdf5(bytes: &[u8]) -> bool {
+    bytes.starts_with(hdf5::SIGNATURE)
+}
+
+/// The model in a `.keras` file.
+fn of_archive(bytes: &[u8], origin: &str) -> Result<ModelFile, ModelError> {
+    let wrong = |what: String| ModelError::NotAModel {
+        origin: origin.to_string(),
+        what,
+    };
+    let config = member(bytes, CONFIG).map_err(|error| wrong(damaged(&error)))?;
+    let Some(config) = config else {
+        return Err(wrong(
+            "a zip archive without config.json, such as an archive of arrays (.npz), and no model"
+                .to_string(),
+        ));
+    };
+    let text = String::from_utf8(config);
+    Ok(ModelFile {
+        text: text.map_err(|_| wrong("its config.json is no text in UTF-8".to_string()))?,
+        has_weights: has_member(bytes, WEIGHTS),
+    })
+}
+
+/// What is wrong with an archive.
+pub(crate) fn damaged(error: &io::Error) -> String {
+    format!("a zip archive that is cut off or damaged ({error})")
+}
+
+fn has_member(bytes: &[u8], name: &str) -> bool {
+    let archive = ZipArchive::new(io::Cursor::new(bytes));
+    archive.is_ok_and(|archive| archive.index_for_name(name).is_some())
+}
+
+/// A member of an archive; `None` if there is none of this name.
+pub(crate) fn member(bytes: &[u8], name: &str) -> io::Result<Option<Vec<u8>>> {
+    let mut archive = ZipArchive::new(io::Cursor::new(bytes)).map_err(io::Error::other)?;
+    if archive.index_for_name(name).is_none() {
+        return Ok(None);
+    }
+    let mut read = Vec::new();
+    let member = archive.by_name(name).map_err(io::Error::other)?;
+    let most = (bytes.len() as u64).saturating_mul(EXPANSION);
+    // One byte more than an archive of this length can hold.
+    let count = member.take(most.saturating_add(1)).read_to_end(&mut read)?;
+    if count as u64 > most {
+        return Err(io::Error::other(format!("{name} is too large for it")));
+    }
+    Ok(Some(read))
+}
+
+/// The text of the model in an `.h5` file, in the form of `model.to_json()`.
+fn text_of_hdf5(bytes: &[u8]) -> Result<String, String> {
+    let damaged = |what: String| format!("a damaged HDF5 file ({what})");
+    let read = |name: &str| -> hdf5::Text {
+        let file = hdf5::File::open(bytes)?;
+        file.text(&file.root()?, name)
+    };
+    let Some(config) = read("model_config").map_err(damaged)? else {
+        return Err(
+            "an HDF5 file with weights and no layers (`save_weights`); name the model by --model \
+             and give the file as --weights, or use a file of `model.save`"
+                .to_string(),
+        );
+    };
+    // What belongs to the model stands beside it.
+    let Ok(Value::Object(mut model)) = serde_json::from_str(&config) else {
+        return Ok(config);
+    };
+    for key in ["keras_version", "backend"] {
+        if let Some(text) = read(key).map_err(damaged)? {
+            model.insert(key.to_string(), text.into());
+        }
+    }
+    let training = read("training_config").map_err(damaged)?;
+    if let Some(Ok(Value::Object(mut training))) = training.map(|text| serde_json::from_str(&text))
+    {
+        if let Some(optimizer) = training.remove("optimizer_config") {
+            training.insert("optimizer".to_string(), optimizer);
+        }
+        model.insert("compile_config".to_string(), training.into());
+    }
+    Ok(Value::Object(model).to_string())
+}
+
+/// Refuses what has to be converted first: a `SavedModel`, and a checkpoint of TensorFlow.
+///
+/// # Errors
+/// [`ModelError::Convert`] with the line of Python that does it.
+pub fn check_format(path: impl AsRef<Path>) -> Result<(), ModelError> {
+    let path = path.as_ref();
+    let convert = |what, line| {
+        Err(ModelError::Convert {
+            path: path.to_path_buf(),
+            what,
+            line,
+        })
+    };
+    let name = path.display();
+    if path.join("saved_model.pb").exists() || path.join("saved_model.pbtxt").exists() {
+        // Keras 2 writes the layers beside it; `model.export` of Keras 3 does not.
+        let line = if path.join("keras_metadata.pb").exists() {
+            format!("`import tf_keras; tf_keras.models.load_model('{name}').save('model.h5')`")
+        } else {
+            format!(
+                "`import numpy, tensorflow as tf; numpy.savez('weights.npz', *[v.numpy() for v in \
+                 tf.saved_model.load('{name}').variables])` gives its weights, for --weights; its \
+                 layers are in what `model.save('model.keras')` or `model.to_json()` writes"
+            )
+        };
+        return convert("a SavedModel of TensorFlow", line);
+    }
+    let text = path.to_string_lossy();
+    let prefix = ["index", "data-00000-of-00001"]
+        .iter()
+        .find_map(|ending| text.strip_suffix(&format!(".{ending}")))
+        .unwrap_or(&text);
+    let newest = path.join("checkpoint");
+    if Path::new(&format!("{prefix}.index")).exists() && !text.ends_with(".h5") {
+        return convert(
+            "a checkpoint of TensorFlow",
+            format!(
+                "`model.load_weights('{prefix}'); model.save_weights('model.weights.h5')`, where \
+                 `model` is the tf_keras model that wrote it"
+            ),
+        );
+    }
+    if newest.is_file() {
+        return convert(
+            "a folder of TensorFlow's checkpoints",
+            format!(
+                "`model.load_weights(tf.train.latest_checkpoint('{name}')); \
+                 model.save_weights('model.weights.h5')`, where `model` is the tf_keras model that \
+                 wrote it"
+            ),
+        );
+    }
+    Ok(())
+}
