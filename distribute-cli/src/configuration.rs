@@ -18,7 +18,7 @@ pub(crate) use crate::flags::named as name;
 use crate::flags::{
     CheckArgs, ClusterArgs, DataArgs, DeviceArgs, FileArgs, FloatName, GeneralArgs, ObservingArgs,
     OptimizerName, ParameterServerArgs, PrecisionName, ScheduleFlag, StrategyName, TpuArgs,
-    TrainArgs, TrainingArgs, ValidationArgs, WireName,
+    TrainArgs, TrainingArgs, ValidationArgs, WeightArgs, WireName,
 };
 use crate::schedule::updates;
 use crate::task::optimizer;
@@ -60,6 +60,7 @@ fn entries(args: &TrainArgs) -> Vec<Entry> {
         data,
         training,
         validation,
+        weights,
         files,
         observing,
         checks,
@@ -72,6 +73,7 @@ fn entries(args: &TrainArgs) -> Vec<Entry> {
     all.extend(of_data(data));
     all.extend(of_training(training, data));
     all.extend(of_validation(validation));
+    all.extend(of_weights(weights));
     all.extend(of_files(files));
     all.extend(of_observing(observing));
     all.extend(of_checks(checks));
@@ -183,6 +185,21 @@ fn of_validation(args: &ValidationArgs) -> Vec<Entry> {
         ("--early-stopping", text(*early_stopping), Scope::Job),
         ("--start-from-epoch", text(*start_from_epoch), Scope::Job),
         ("--restore-best", given(*restore_best), Scope::Job),
+    ]
+}
+
+fn of_weights(args: &WeightArgs) -> [Entry; 3] {
+    let WeightArgs {
+        weights,
+        skip_mismatch,
+        freeze,
+    } = args;
+    let freeze = (!freeze.is_empty()).then(|| freeze.join(","));
+    [
+        // Paths may differ, the chief's weights are taken; a run that continues has its own.
+        ("--weights", given(weights.is_some()), Scope::Job),
+        ("--skip-mismatch", given(*skip_mismatch), Scope::Job),
+        ("--freeze", freeze, Scope::Result),
     ]
 }
 
@@ -691,6 +708,9 @@ mod tests {
         "--reduce-lr-on-plateau 0.5",
         "--monitor loss",
         "--min-delta 0.1",
+        "--weights a.h5",
+        "--weights a.h5 --skip-mismatch",
+        "--freeze dense",
         "--check-replicas 7",
         "--recompute 7",
     ];

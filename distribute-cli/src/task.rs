@@ -30,6 +30,8 @@ pub(crate) fn opened(
         metrics: args.training.metrics.as_ref().map(|list| list.0.clone()),
         class_weights: args.training.class_weight.clone(),
         l2: args.training.l2,
+        weights: args.weights.start(),
+        freeze: args.weights.freeze.clone(),
         validation_split: args.validation.validation_split,
     };
     let (task, data) = Task::open(&options, continued)?;

@@ -13,6 +13,7 @@ mod doctor_peers;
 mod dry_run;
 mod evaluate;
 mod evaluator;
+mod export;
 mod gpus;
 mod launch;
 mod libraries;
@@ -42,6 +43,7 @@ pub(crate) fn run(command: Command, phases: Option<Phases>) -> Result<(), Failur
         Command::Train(args) => train::run(*args, &phases.unwrap_or_default()),
         Command::Evaluate(args) => evaluate::run(args),
         Command::Predict(args) => predict::run(args),
+        Command::Export(args) => export::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "full")]
         Command::Bench(args) => bench::run(args.what),

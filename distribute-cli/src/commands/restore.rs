@@ -73,12 +73,7 @@ pub(crate) fn restored(
         data.model.as_deref(),
     )?;
     same_model(&checkpoint, &path, &task)?;
-    let mut state = strategy.try_scope(|device| {
-        // The optimizer is not used, so a checkpoint of any optimizer works.
-        Ok(task.state(Arc::new(Sgd::new(0.0)), checkpoint.metadata.seed, device)?)
-    })?;
-    let ended = best_weights(averaged_weights(checkpoint.clone())?);
-    restore_weights(&mut state, &ended)?;
+    let state = state_of(&checkpoint, &task, &*strategy)?;
     task.dataset = task.dataset.with_header(data.csv_header)?;
     let chosen = chosen(&task, args.split, data, &path, purpose)?;
     let differences = task.inputs.as_ref().map_or_else(
@@ -118,6 +113,21 @@ pub(crate) fn restored(
         checkpoint: path,
         step: checkpoint.metadata.step,
     })
+}
+
+/// The model of a checkpoint, with the averages or the best weights if it was trained for them.
+pub(super) fn state_of(
+    checkpoint: &Checkpoint,
+    task: &Task,
+    strategy: &dyn Strategy,
+) -> Result<Mirrored<TrainState<Model>>, Failure> {
+    let mut state = strategy.try_scope(|device| {
+        // The optimizer is not used, so a checkpoint of any optimizer works.
+        Ok(task.state(Arc::new(Sgd::new(0.0)), checkpoint.metadata.seed, device)?)
+    })?;
+    let ended = best_weights(averaged_weights(checkpoint.clone())?);
+    restore_weights(&mut state, &ended)?;
+    Ok(state)
 }
 
 /// The requested examples.
@@ -279,7 +289,7 @@ fn same_classes(data: &Examples, path: &Path, task: &Task) -> Result<(), Failure
 }
 
 /// The directory itself if it is a checkpoint, otherwise the newest usable checkpoint in it.
-fn find(directory: &Path) -> Result<(PathBuf, Checkpoint), Failure> {
+pub(super) fn find(directory: &Path) -> Result<(PathBuf, Checkpoint), Failure> {
     let of_one = ["COMPLETE", "metadata.json", "tensors.safetensors"];
     if of_one.iter().any(|name| directory.join(name).exists()) {
         return Ok((directory.to_path_buf(), checkpoint::load(directory)?));

@@ -55,6 +55,14 @@ Examples:
   distribute-cli predict --checkpoint-dir saved --dataset csv:others.csv \\
       --csv-header yes";
 
+pub(super) const EXPORT: &str = "\
+Examples:
+  distribute-cli export saved --to model.keras
+  distribute-cli export saved --to model.weights.h5
+  distribute-cli export saved/step-00000120 --to model.safetensors
+
+In Python: `keras.models.load_model(\"model.keras\")`, `model.load_weights(\"model.weights.h5\")`.";
+
 pub(super) const CERTS: &str = "\
 Examples:
   distribute-cli certs --out certs --hosts node1,node2

@@ -19,6 +19,7 @@ mod schedule;
 mod tpu;
 mod usual;
 mod validation;
+mod weights;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -49,6 +50,7 @@ pub(crate) use peers::PeersArgs;
 pub(crate) use schedule::ScheduleFlag;
 pub(crate) use tpu::{PrecisionName, TpuArgs};
 pub(crate) use validation::ValidationArgs;
+pub(crate) use weights::WeightArgs;
 
 use crate::notes::TERMINAL_COLUMNS;
 
@@ -142,6 +144,7 @@ pub(crate) enum Command {
     Launch(LaunchArgs),
     Evaluate(EvaluateArgs),
     Predict(PredictArgs),
+    Export(ExportArgs),
     Doctor(DoctorArgs),
     #[cfg(feature = "full")]
     Bench(BenchArgs),
@@ -305,6 +308,8 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) validation: ValidationArgs,
     #[command(flatten)]
+    pub(crate) weights: WeightArgs,
+    #[command(flatten)]
     pub(crate) files: FileArgs,
     #[command(flatten)]
     pub(crate) observing: ObservingArgs,
@@ -371,6 +376,21 @@ pub(crate) struct PredictArgs {
     pub(crate) data: DataArgs,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
+}
+
+/// Writes the weights of a checkpoint to a file that Keras reads.
+#[derive(Debug, Args)]
+#[command(after_help = examples::EXPORT)]
+pub(crate) struct ExportArgs {
+    /// A --checkpoint-dir of `train`, or one checkpoint in it
+    #[arg(value_name = "DIR")]
+    pub(crate) checkpoint: PathBuf,
+    /// The file: NAME.weights.h5, NAME.keras, NAME.safetensors or NAME.npz
+    #[arg(long, value_name = "FILE")]
+    pub(crate) to: PathBuf,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
 }
 
 /// Measures competitors interleaved in one run.
@@ -857,6 +877,7 @@ impl Command {
             Self::Train(args) => args.general.verbose,
             Self::Evaluate(args) => args.general.verbose,
             Self::Predict(args) => args.verbose,
+            Self::Export(args) => args.verbose,
             Self::Doctor(args) => args.general.verbose,
             #[cfg(feature = "full")]
             Self::Bench(args) => args.verbose,

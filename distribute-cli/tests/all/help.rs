@@ -10,6 +10,7 @@ use crate::common;
 #[case("launch")]
 #[case("evaluate")]
 #[case("predict")]
+#[case("export")]
 #[case("doctor")]
 #[case("conformance")]
 #[case("bench")]

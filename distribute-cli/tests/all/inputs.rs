@@ -592,7 +592,7 @@ fn what_is_no_model_file_is_named() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("m.h5"), b"\x89HDF\r\n\x1a\n\0").unwrap();
     for (model, part) in [
-        ("m.h5", "an HDF5 file"),
+        ("m.h5", "a damaged HDF5 file"),
         ("gone.json", "no model file gone.json"),
     ] {
         let refused = run(folder.path(), &format!("{TRAIN} --model {model}"));

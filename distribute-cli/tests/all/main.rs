@@ -21,6 +21,7 @@ mod inputs;
 mod interruptions;
 mod job;
 mod keras_training;
+mod keras_weights;
 mod launch;
 mod multi_worker;
 mod observing;

@@ -1,10 +1,11 @@
 //! The source of a model: its name, its file, or a checkpoint.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use distribute_core::Configuration;
 use distribute_keras::{
-    BUILT_IN, Head, ModelError, ModelSpec, built_in, compiled, model_text, parse_keras_json,
+    BUILT_IN, Head, ModelError, ModelFile, ModelSpec, built_in, check_format, compiled, model_file,
+    parse_keras_json,
 };
 use distribute_readers::Examples;
 use serde_json::Value;
@@ -20,6 +21,8 @@ pub struct Source {
     pub name: String,
     /// The text of its file; `None` for a built-in model.
     pub file: Option<String>,
+    /// The file, if it also holds weights.
+    pub weights: Option<PathBuf>,
 }
 
 impl Source {
@@ -55,13 +58,25 @@ pub fn stored_model(extra: &Value) -> Option<Source> {
     Some(Source {
         name: extra["model"].as_str()?.to_string(),
         file: extra["model_file"].as_str().map(str::to_string),
+        weights: None,
     })
 }
 
 /// The model of this name or file.
 pub fn named_model(model: &str) -> Result<Source, TaskError> {
-    let (name, file) = (model.to_string(), model_file(model)?);
-    Ok(Source { name, file })
+    let name = model.to_string();
+    Ok(match read(model)? {
+        None => Source {
+            name,
+            file: None,
+            weights: None,
+        },
+        Some(file) => Source {
+            name,
+            file: Some(file.text),
+            weights: file.has_weights.then(|| model.into()),
+        },
+    })
 }
 
 /// Every number and text of a model file with its path, independent of formatting.
@@ -96,11 +111,12 @@ fn add_leaves(place: &str, value: &Value, settings: &mut Configuration) {
     }
 }
 
-/// The text of a model file; `None` for the name of a built-in model.
-fn model_file(model: &str) -> Result<Option<String>, TaskError> {
+/// What a model file holds; `None` for the name of a built-in model.
+fn read(model: &str) -> Result<Option<ModelFile>, TaskError> {
     if BUILT_IN.iter().any(|(name, _)| *name == model) {
         return Ok(None);
     }
+    check_format(model)?;
     if !Path::new(model).exists() {
         return Err(if is_path(model) {
             TaskError::NoModelFile {
@@ -111,7 +127,7 @@ fn model_file(model: &str) -> Result<Option<String>, TaskError> {
         });
     }
     match std::fs::read(model) {
-        Ok(bytes) => Ok(Some(model_text(bytes, model)?)),
+        Ok(bytes) => Ok(Some(model_file(bytes, model)?)),
         Err(source) => Err(ModelError::Io {
             path: model.into(),
             source,

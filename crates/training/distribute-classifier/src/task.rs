@@ -7,7 +7,7 @@ use distribute_core::checkpoint::{CheckpointError, Metadata};
 use distribute_core::optim::Optimizer;
 use distribute_core::{Configuration, Device, TrainState};
 use distribute_data::KerasMetric;
-use distribute_keras::{Compiled, Model, ModelError, ModelSpec, Plan, compiled};
+use distribute_keras::{Compiled, FoundWeights, Model, ModelError, ModelSpec, Plan, compiled};
 use distribute_readers::{CsvColumns, Examples, ImageColor, LabelPlace, TrainTest};
 use serde_json::{Value, json};
 
@@ -26,6 +26,7 @@ use crate::optimizer::{self, OptimizerOptions};
 use crate::reading::Reading;
 use crate::reading_options::{EXTRA_KEY, ReadingOptions};
 use crate::split::{Parts, SplitRecord};
+use crate::start_weights::{StartWeights, start};
 use crate::stored::{stored_dataset, stored_l2, stored_loss, stored_metrics, stored_targets};
 use crate::targets::{self, Hints};
 use crate::vocabulary::Vocabulary;
@@ -55,6 +56,10 @@ pub struct TaskOptions {
     pub class_weights: Vec<(String, f32)>,
     /// The L2 factor of all kernels; by default what the model says.
     pub l2: Option<f64>,
+    /// The weights to start with.
+    pub weights: StartWeights,
+    /// Layers that are not trained, see [`ModelSpec::freeze`].
+    pub freeze: Vec<String>,
     /// The part of the examples to validate with; by default a fifth, or the data's own test
     /// examples.
     pub validation_split: Option<f64>,
@@ -72,6 +77,8 @@ impl Default for TaskOptions {
             metrics: None,
             class_weights: Vec::new(),
             l2: None,
+            weights: StartWeights::default(),
+            freeze: Vec::new(),
             validation_split: None,
         }
     }
@@ -107,6 +114,8 @@ pub struct Task {
     /// How the files were read.
     reading: ReadingOptions,
     compiled: Option<Compiled>,
+    /// The weights to start with; they are drawn without.
+    weights: Option<FoundWeights>,
     /// What is to be said of the data and the model before the first step.
     remarks: Vec<String>,
     /// The identity of the examples, computed on first use.
@@ -122,6 +131,8 @@ struct TaskParts {
     classes: usize,
     vocabulary: Option<Vocabulary>,
     l2: Option<f64>,
+    /// Patterns of layers that are not trained.
+    freeze: Vec<String>,
 }
 
 impl TaskParts {
@@ -131,6 +142,7 @@ impl TaskParts {
         if let Some(l2) = self.l2 {
             spec = spec.with_l2(l2);
         }
+        let frozen = spec.freeze(&self.freeze)?;
         let plan = spec.plan(&self.features)?;
         checks::outputs(&plan)?;
         Ok(Task {
@@ -140,7 +152,8 @@ impl TaskParts {
             inputs: None,
             reading: ReadingOptions::default(),
             compiled: self.source.file.as_deref().and_then(compiled),
-            remarks: Vec::new(),
+            weights: None,
+            remarks: frozen_remark(&frozen),
             trained_on: self.dataset.to_string(),
             dataset: self.dataset,
             plan,
@@ -218,6 +231,15 @@ impl Task {
             ..options.clone()
         };
         let (mut task, mut data) = Self::read(&asked, &how, source, &scale)?;
+        // A run that goes on has the weights of its checkpoint.
+        if continued.is_none() {
+            let of_model = task.source.weights.clone();
+            let found = start(&options.weights, of_model.as_deref(), &task.plan)?;
+            if let Some((weights, remarks)) = found {
+                task.weights = Some(weights);
+                task.remarks.extend(remarks);
+            }
+        }
         task.reading = options.reading.clone();
         task.measure(asked.metrics.clone());
         data.train = class_weights::applied(
@@ -302,8 +324,10 @@ impl Task {
             classes: targets::outputs(&data.train),
             vocabulary,
             l2: options.l2,
+            freeze: options.freeze.clone(),
         };
-        let task = parts.build()?;
+        let mut task = parts.build()?;
+        task.remarks.extend(remarks);
         let loss = loss::resolved(asked, &task.plan, targets)?;
         if loss::wants_head(&loss) {
             task.plan.check_head()?;
@@ -321,7 +345,6 @@ impl Task {
                 split,
                 identity,
                 inputs: Some(inputs),
-                remarks,
                 targets,
                 loss,
                 ..task
@@ -374,14 +397,20 @@ impl Task {
         Ok(self.identity.get_or_init(|| read).clone())
     }
 
-    /// A training state with the initial weights of `seed`.
+    /// A training state with the weights of the options, or the initial ones of `seed`.
     pub fn state(
         &self,
         optimizer: Arc<dyn Optimizer>,
         seed: u64,
         device: &Device,
     ) -> Result<TrainState<Model>, ModelError> {
-        let model = Model::initialized(&self.plan, seed, device)?;
+        let model = match &self.weights {
+            None => Model::initialized(&self.plan, seed, device)?,
+            Some(found) => {
+                let weights = found.clone().or_initial(&self.plan, seed);
+                Model::new(&self.plan, weights, device)?
+            }
+        };
         Ok(TrainState::with_optimizer(model, optimizer))
     }
 
@@ -573,6 +602,8 @@ impl Task {
             classes,
             vocabulary,
             l2,
+            // Which layers were trained changes nothing of what a trained model gives.
+            freeze: Vec::new(),
         };
         let mut task = parts.build()?;
         task.trained_on = trained_on;
@@ -589,5 +620,13 @@ impl Task {
             .filter_map(|name| Some(name.as_str()?.to_string()))
             .collect();
         Ok(task)
+    }
+}
+
+/// Which layers are frozen.
+fn frozen_remark(frozen: &[String]) -> Vec<String> {
+    match frozen {
+        [] => Vec::new(),
+        all => vec![format!("frozen layers: {}", listed(all))],
     }
 }
