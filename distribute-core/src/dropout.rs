@@ -1,6 +1,6 @@
 //! Dropout that gives the same result in every run, on any number of threads.
 
-use burn::tensor::{Distribution, Tensor, TensorData};
+use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use rand::Rng;
 
 use crate::scope;
@@ -59,6 +59,34 @@ fn captured_dropout<const D: usize>(
     let kept = Distribution::Bernoulli(1.0 - rate);
     let kept = Tensor::<D>::random(x.dims(), kept, (&device, x.dtype()));
     x * kept.mul_scalar(1.0 / (1.0 - rate))
+}
+
+/// Uniform numbers from 0 up to, but not, 1, from `rng`, as [`dropout`] takes them: the same in
+/// every run, and in a step that is compiled from the program.
+///
+/// ```
+/// use distribute_core::{DefaultStrategy, StrategyExt, uniform};
+///
+/// let mean = DefaultStrategy::new().run((), |ctx, ()| {
+///     Ok(uniform([8, 100], &mut ctx.rng(42, 7), ctx.device()).mean())
+/// })?;
+/// assert!((mean.values()[0].clone().into_scalar::<f32>() - 0.5).abs() < 0.05);
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+pub fn uniform<const D: usize>(
+    dims: [usize; D],
+    rng: &mut (impl Rng + ?Sized),
+    device: &Device,
+) -> Tensor<D> {
+    if let Some(trace) = scope::trace() {
+        trace.seed_from(rng);
+        return Tensor::random(dims, Distribution::Default, device);
+    }
+    // 24 bits, as many as an f32 has for a number below 1.
+    let draw = |_| (rng.next_u32() >> 8) as f32 / (1_u32 << 24) as f32;
+    let count: usize = dims.iter().product();
+    let numbers: Vec<f32> = (0..count).map(draw).collect();
+    Tensor::from_data(TensorData::new(numbers, dims), device)
 }
 
 /// What [`dropout`] multiplies with: 0 with probability `rate`, else `1 / (1 - rate)`, in f32.

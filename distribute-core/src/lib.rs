@@ -91,7 +91,7 @@ pub use distribute_cluster as cluster;
 pub use distribute_collectives::{self as collectives, ReduceOp};
 pub use distribute_core_derive::{Nest, Replicate};
 pub use distributed_value::{Components, DistributedValue};
-pub use dropout::{dropout, dropout_mask};
+pub use dropout::{dropout, dropout_mask, uniform};
 pub use error::{Error, Result};
 pub use follow::follow;
 pub use gradients::{Clip, Gradients, LossScale, Models};

@@ -1,5 +1,7 @@
 //! Keras' activation functions.
 
+use std::f64::consts::PI;
+
 use burn::tensor::{Tensor, activation};
 
 /// An activation function, named as in Keras.
@@ -34,6 +36,8 @@ pub enum Activation {
     Softsign,
     /// `x * Phi(x)`, exact (with `erf`).
     Gelu,
+    /// `x * Phi(x)`, approximated with `tanh` (`approximate=True`).
+    GeluTanh,
     /// `x * sigmoid(x)`, also called swish.
     Silu,
     /// `x` if positive, else `alpha * (exp(x) - 1)`.
@@ -173,6 +177,7 @@ impl Activation {
             Self::Softplus => activation::softplus(x, 1.0),
             Self::Softsign => activation::softsign(x),
             Self::Gelu => activation::gelu(x),
+            Self::GeluTanh => gelu_tanh(x),
             Self::Silu => activation::silu(x),
             Self::Elu { alpha } => activation::elu(x, alpha),
             Self::ReluWith {
@@ -209,6 +214,12 @@ impl Activation {
             Self::SparseSigmoid => x.add_scalar(1.0).div_scalar(2.0).clamp(0.0, 1.0),
         }
     }
+}
+
+fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let cube = x.clone() * x.clone() * x.clone();
+    let inner = (x.clone() + cube.mul_scalar(0.044_715)).mul_scalar((2.0 / PI).sqrt());
+    x.mul_scalar(0.5) * inner.tanh().add_scalar(1.0)
 }
 
 fn sparse_plus<const D: usize>(x: Tensor<D>) -> Tensor<D> {

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use distribute_readers::ReadError;
 
+pub use crate::unsupported::Unsupported;
+use crate::unsupported::list;
+
 /// Why a model file could not be read, or a model not be built for some input.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -25,19 +28,13 @@ pub enum ModelError {
         /// What is wrong with it.
         what: String,
     },
-    /// A layer, or one of its options, that this program does not have.
-    #[error("{origin}: layer {layer} ({class}): {what} is not supported; {remedy}")]
+    /// Layers, options and arguments that this program does not have: all of the file.
+    #[error("{origin}: {}", list(.found))]
     Unsupported {
         /// The file or the model's name.
         origin: String,
-        /// The layer's name.
-        layer: String,
-        /// Keras' name of the layer.
-        class: String,
-        /// The option and its value.
-        what: String,
-        /// What to do about it.
-        remedy: &'static str,
+        /// Each of them, in the order of the file; one at least.
+        found: Vec<Unsupported>,
     },
     /// A model with several inputs or outputs, where one of each is needed.
     #[error(

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use crate::ModelError;
+use crate::{ModelError, Unsupported};
 
 pub(super) type Object = Map<String, Value>;
 
@@ -23,14 +23,43 @@ pub(super) struct Place<'a> {
     pub(super) keras2: bool,
 }
 
+/// What to do about a layer of one's own: the file has its name, and not what it computes.
+pub(super) const OWN_LAYER: &str = "the file does not have its code; build it of Keras' layers \
+                                    and operations (`x * 2`, `keras.ops`) in a functional model";
+const OWN_OBJECT: &str = "the file does not have its code; use a class that comes with Keras";
+
 impl Place<'_> {
-    pub(super) fn unsupported(&self, what: String, remedy: &'static str) -> ModelError {
+    /// The error for a class that Keras does not have: a layer's, or that of an object in an
+    /// option.
+    fn own(&self, within: &str, key: &str, value: &Value) -> ModelError {
+        match within.strip_suffix('.') {
+            None => {
+                let what = format!("this class of your own (`{key}` = {value})");
+                self.unsupported(what, None, OWN_LAYER)
+            }
+            Some(option) => {
+                let what = format!("option `{within}{key}` = {value}");
+                self.unsupported(what, Some(option.to_string()), OWN_OBJECT)
+            }
+        }
+    }
+
+    /// The error for the layer, or for one option of it.
+    pub(super) fn unsupported(
+        &self,
+        what: String,
+        option: Option<String>,
+        remedy: &'static str,
+    ) -> ModelError {
         ModelError::Unsupported {
             origin: self.origin.to_string(),
-            layer: self.layer.to_string(),
-            class: self.class.to_string(),
-            what,
-            remedy,
+            found: vec![Unsupported {
+                layer: self.layer.to_string(),
+                class: self.class.to_string(),
+                what,
+                option,
+                remedy,
+            }],
         }
     }
 }
@@ -87,17 +116,22 @@ impl<'a> Fields<'a> {
         };
         let mut beside = Self::new(place, within.clone(), Some(outer));
         beside.neutral(&BESIDE_OPTIONS);
-        let own = "use the class that comes with Keras";
         if let Some(module) = beside.get("module") {
             let root = module.as_str().and_then(|module| module.split('.').next());
             if !root.is_some_and(|root| MODULES.contains(&root)) {
-                return Err(beside.refuse("module", own));
+                return Err(place.own(&within, "module", module));
             }
         }
         if let Some(registered) = beside.get("registered_name") {
             let known = registered.as_str();
-            if known.is_none_or(|name| name != class && !name.starts_with("keras")) {
-                return Err(beside.refuse("registered_name", own));
+            // A class in Keras' own modules may be registered as `Custom>CLASS`.
+            let in_keras = outer.get("module").is_some_and(|module| !module.is_null());
+            let is_own = |name: &str| {
+                let custom = name.rsplit('>').next() == Some(class);
+                name != class && !name.starts_with("keras") && !(in_keras && custom)
+            };
+            if known.is_none_or(is_own) {
+                return Err(place.own(&within, "registered_name", registered));
             }
         }
         beside.finish()?;
@@ -188,6 +222,11 @@ impl<'a> Fields<'a> {
         };
         match name {
             Some("float32") => Ok(()),
+            Some(name) if name.starts_with("mixed_") => {
+                let remedy = "write the file under the policy float32; `train --precision bf16` or \
+                              f16 computes as the policy says";
+                Err(self.refuse("dtype", remedy))
+            }
             _ => Err(self.refuse("dtype", "use float32")),
         }
     }
@@ -237,8 +276,9 @@ impl<'a> Fields<'a> {
             class @ Value::String(_) => class,
             _ => value,
         };
-        let what = format!("option `{}{key}` = {value}", self.within);
-        self.place.unsupported(what, remedy)
+        let option = format!("{}{key}", self.within);
+        let what = format!("option `{option}` = {value}");
+        self.place.unsupported(what, Some(option), remedy)
     }
 
     /// Refuses the first option that is set and was not asked for.

@@ -53,7 +53,8 @@ pub fn keras_json(bytes: &[u8]) {
 /// A model with two weights of three values.
 fn small() -> ModelSpec {
     let normalization = LayerNormalization {
-        axis: -1,
+        axis: vec![-1],
+        rms_scaling: false,
         epsilon: 1e-3,
         beta: Some(crate::Initializer::ZEROS),
         gamma: Some(crate::Initializer::ZEROS),
@@ -362,8 +363,76 @@ mod tests {
         ])
     }
 
+    /// An operation in Keras 3's form.
+    fn operation(class: &str, name: &str, config: Value, args: Value) -> Value {
+        json!({"module": "keras.src.ops.numpy", "class_name": class, "name": name,
+            "config": config, "inbound_nodes": [{"args": args, "kwargs": {}}]})
+    }
+
+    fn operations_of_keras3() -> Vec<u8> {
+        let tensor = |name: &str| -> Value {
+            json!({"class_name": "__keras_tensor__", "config": {"keras_history": [name, 0, 0]}})
+        };
+        let slice = |start: i64, step: i64| -> Value {
+            json!({"class_name": "__slice__", "config": {"start": start, "stop": null,
+                "step": step}})
+        };
+        let array = json!({"class_name": "__numpy__", "config": {"value": [1, 2, 3, 4],
+            "dtype": "float32"}});
+        let pads = json!({"pad_width": [[0, 0], [1, 2], [0, 3], [0, 0]], "mode": "reflect"});
+        let einsum = json!({"subscripts": "bhwc,b...c->b...h"});
+        let items = json!([tensor("c"), [slice(0, 1), slice(-1, -2)]]);
+        let of = |name: &str| json!([tensor(name)]);
+        let layers = json!([
+            {"class_name": "InputLayer", "name": "a", "inbound_nodes": [],
+                "config": {"batch_shape": [null, 8, 8, 4]}},
+            operation("TrueDivide", "b", json!({}), json!([tensor("a"), 255.0])),
+            operation("Subtract", "c", json!({}), json!([tensor("b"), array])),
+            operation("GetItem", "d", json!({}), items),
+            operation("Split", "e", json!({"indices_or_sections": 2, "axis": -1}), of("d")),
+            operation("Pad", "f", pads, of("e")),
+            operation("Einsum", "g", einsum, json!([tensor("f"), tensor("f")])),
+            operation("Reshape", "h", json!({"newshape": [null, -1, 7]}), of("g")),
+            operation("Tile", "i", json!({"repeats": [1, u32::MAX, 3]}), of("h")),
+            operation("Mean", "j", json!({"axis": [1, -1], "keepdims": false}), of("h")),
+        ]);
+        let model = json!({"class_name": "Functional", "config": {"layers": layers,
+            "input_layers": ["a", 0, 0], "output_layers": [["j", 0, 0], ["i", 0, 0]]}});
+        model.to_string().into_bytes()
+    }
+
+    fn operations_of_keras2() -> Vec<u8> {
+        let operation = |name: &str, function: &str, node: Value| -> Value {
+            json!({"class_name": "TFOpLambda", "name": name, "inbound_nodes": [node],
+                "config": {"name": name, "function": function}})
+        };
+        let constant = json!(["_CONSTANT_VALUE", -1, 2.0, {"y": ["a", 0, 0]}]);
+        let sizes = json!({"num_or_size_splits": [1, 3], "axis": -1});
+        let layers = json!([
+            {"class_name": "InputLayer", "name": "a", "inbound_nodes": [],
+                "config": {"batch_input_shape": [null, 8, 8, 4]}},
+            operation("b", "math.multiply", constant),
+            operation("c", "concat", json!([["b", 0, 0, {"axis": 1}], ["a", 0, 0, {"axis": 1}]])),
+            operation("d", "split", json!(["c", 0, 0, sizes])),
+            operation("e", "math.reduce_max", json!(["d", 0, 1, {"axis": [1, 2]}])),
+        ]);
+        let model = json!({"class_name": "Functional", "keras_version": "2.15.0", "config": {
+            "layers": layers, "input_layers": [["a", 0, 0]], "output_layers": [["e", 0, 0]]}});
+        model.to_string().into_bytes()
+    }
+
+    /// Operations on tensors.
+    fn operations() -> Seeds {
+        Seeds::from([
+            ("operations-keras3", operations_of_keras3()),
+            ("operations-keras2", operations_of_keras2()),
+        ])
+    }
+
     fn seeds() -> Seeds {
         let mut seeds = graphs();
+        seeds.extend(operations());
+        seeds.extend(images());
         seeds.extend(more_graphs());
         seeds.extend(recurrent());
         seeds.extend(windows());
@@ -494,6 +563,33 @@ mod tests {
                 ]),
             ),
         ])
+    }
+
+    /// Layers that change images, normalize along axes, and have their channels first.
+    fn images() -> Seeds {
+        let input = ("InputLayer", json!({"batch_shape": [null, 8, 8, 4]}));
+        let first = json!({"filters": 4, "kernel_size": 3, "data_format": "channels_first"});
+        let einsum = json!({"equation": "bhwc,wde->bhde", "output_shape": [null, 2, 3],
+            "bias_axes": "de"});
+        Seeds::from([(
+            "images-changed",
+            model(&[
+                input,
+                ("RandomFlip", json!({"mode": "horizontal", "seed": 3})),
+                (
+                    "RandomZoom",
+                    json!({"height_factor": [-0.2, 0.3], "fill_mode": "wrap"}),
+                ),
+                ("Conv2D", first),
+                ("Resizing", json!({"height": 5, "width": u32::MAX})),
+                ("CenterCrop", json!({"height": 4, "width": 3})),
+                ("GroupNormalization", json!({"groups": 2, "axis": 2})),
+                ("LayerNormalization", json!({"axis": [1, -1]})),
+                ("PReLU", json!({"shared_axes": [1, 9]})),
+                ("EinsumDense", einsum),
+                ("Softmax", json!({"axis": 1})),
+            ]),
+        )])
     }
 
     fn chains() -> Seeds {

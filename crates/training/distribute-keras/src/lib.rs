@@ -40,12 +40,13 @@ mod plan;
 mod saved_file;
 mod shape;
 mod spec;
+mod unsupported;
 mod weight_file;
 
 pub use activation::Activation;
 pub use builtin::{BUILT_IN, built_in};
 pub use compiled::{Compiled, compiled};
-pub use error::ModelError;
+pub use error::{ModelError, Unsupported};
 pub use head::{Head, Loss};
 pub use init::{Initializer, Weight};
 pub use keras_json::{parse_keras_json, read_keras_json};

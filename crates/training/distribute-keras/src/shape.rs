@@ -14,6 +14,33 @@ pub enum Shape {
     Image(usize, usize, usize),
     /// `(depth, height, width, channels)`.
     Volume(usize, usize, usize, usize),
+    /// Any other number of axes: none, or up to [`MOST_AXES`].
+    Other(Extents),
+}
+
+/// The most axes that an example may have.
+pub const MOST_AXES: usize = 6;
+
+/// The extents of an example with another number of axes than 1 to 4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extents {
+    axes: usize,
+    extents: [usize; MOST_AXES],
+}
+
+impl Extents {
+    fn of(dims: &[usize]) -> Option<Self> {
+        let mut extents = [1; MOST_AXES];
+        extents.get_mut(..dims.len())?.copy_from_slice(dims);
+        Some(Self {
+            axes: dims.len(),
+            extents,
+        })
+    }
+
+    fn dims(&self) -> &[usize] {
+        &self.extents[..self.axes]
+    }
 }
 
 impl Shape {
@@ -24,6 +51,7 @@ impl Shape {
             Self::Sequence(steps, features) => vec![steps, features],
             Self::Image(height, width, channels) => vec![height, width, channels],
             Self::Volume(depth, height, width, channels) => vec![depth, height, width, channels],
+            Self::Other(extents) => extents.dims().to_vec(),
         }
     }
 
@@ -40,6 +68,7 @@ impl Shape {
             | Self::Sequence(_, n)
             | Self::Image(_, _, n)
             | Self::Volume(_, _, _, n) => n,
+            Self::Other(extents) => extents.dims().last().copied().unwrap_or(1),
         }
     }
 
@@ -87,13 +116,14 @@ impl Shape {
         self.image().ok_or_else(why)
     }
 
+    /// The shape of an example with these extents, of which there may be [`MOST_AXES`].
     pub(crate) fn of(dims: &[usize]) -> Option<Self> {
         match *dims {
             [n] => Some(Self::Flat(n)),
             [steps, features] => Some(Self::Sequence(steps, features)),
             [height, width, channels] => Some(Self::Image(height, width, channels)),
             [depth, height, width, channels] => Some(Self::Volume(depth, height, width, channels)),
-            _ => None,
+            _ => Extents::of(dims).map(Self::Other),
         }
     }
 
@@ -104,6 +134,12 @@ impl Shape {
             Self::Sequence(steps, _) => Self::Sequence(steps, features),
             Self::Image(height, width, _) => Self::Image(height, width, features),
             Self::Volume(depth, height, width, _) => Self::Volume(depth, height, width, features),
+            Self::Other(mut extents) => {
+                if let Some(last) = extents.axes.checked_sub(1) {
+                    extents.extents[last] = features;
+                }
+                Self::Other(extents)
+            }
         }
     }
 

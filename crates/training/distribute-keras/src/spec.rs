@@ -60,6 +60,9 @@ pub struct NamedLayer {
     /// `Dense` layer of the model, whatever its name is, and `layers/functional/layers/dense` one
     /// of a model inside.
     pub saved_as: String,
+    /// Losses on weights beside those that the layer's own options name: the weight's name, such
+    /// as `bias`, and the loss.
+    pub regularizers: Vec<(&'static str, Regularizer)>,
 }
 
 /// One call of a layer. A layer that is called several times has its weights once.
@@ -88,6 +91,7 @@ impl ModelSpec {
                 name,
                 spec,
                 trainable: true,
+                regularizers: Vec::new(),
             }
         });
         let layers: Vec<_> = named.collect();

@@ -23,6 +23,8 @@ pub(super) struct Graph {
     pub(super) own: Vec<usize>,
     /// The names of the arguments with which it is called.
     pub(super) arguments: &'static [&'static str],
+    /// Whether it is a chain of layers or a layer around others, and no functional model.
+    pub(super) is_chain: bool,
 }
 
 /// The arguments with which a model is called.
@@ -36,25 +38,25 @@ pub(super) struct Entry {
     pub(super) nodes: Vec<Node>,
 }
 
-/// The declaration of an input.
-#[derive(Default)]
-pub(super) struct Input {
-    /// The shape of one example.
-    pub(super) shape: Option<Vec<Option<usize>>>,
-    /// Why it is of a type that only tokens can have, if it is.
-    pub(super) integers: Option<ModelError>,
-}
-
 /// The kind of an entry.
 pub(super) enum Kind {
-    /// An input of the model.
-    Input(Input),
+    /// An input of the model, with the shape of one example.
+    Input(Option<Vec<Option<usize>>>),
     /// A layer, by its position among all layers.
     Layer(usize),
+    /// A layer of images whose channels are first, by its position; the layers before and behind it
+    /// move the channels.
+    Turned {
+        before: usize,
+        layer: usize,
+        after: Option<usize>,
+    },
     /// A model inside of the model.
     Model(Box<Graph>),
-    /// What Keras 3 writes down of the masks of padding, which follow from the layers: the class.
-    Mask(&'static str),
+    /// An operation; each of its calls is a layer.
+    Operation,
+    /// What is not supported, and has been noted.
+    Refused,
 }
 
 /// An output of a call.
@@ -72,6 +74,8 @@ pub(super) struct Node {
     pub(super) arguments: Arguments,
     /// Whether it is written as Keras 2 does, which counts the calls of models in another way.
     pub(super) keras2: bool,
+    /// Of an operation the layers that give its results, by the positions among all layers.
+    pub(super) results: Vec<Option<usize>>,
 }
 
 impl Entry {

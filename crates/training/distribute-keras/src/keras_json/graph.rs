@@ -1,26 +1,18 @@
 //! The layers of a model and who receives what, as the file has them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::entries::{Entries, Entry, Graph, INPUTS, Input, Kind, Node, Reference};
-use super::{File, input_layer, nodes};
+use super::entries::{Entries, Entry, Graph, INPUTS, Kind, Node, Reference};
+use super::operations::Parts;
+use super::{File, input_layer, nodes, operations, references};
 use crate::fields::{Fields, Named, Object, Place};
+use crate::layers::Operation;
+use crate::layers::regularizer::regularizer;
 use crate::names::Names;
 use crate::spec::SAVED_LAYERS;
-use crate::{LayerSpec, ModelError, NamedLayer};
-
-/// The operations on masks that Keras 3 writes beside the layers.
-const MASKS: [&str; 4] = ["NotEqual", "Any", "LogicalOr", "LogicalAnd"];
-
-/// The class of an operation of a mask: `tokens != 0`, any value of a step another one than a
-/// `Masking` layer leaves out, or masks joined.
-fn mask_operation(class: &str, layer: &Value) -> Option<&'static str> {
-    let compared = &layer["inbound_nodes"][0]["args"][1];
-    let class = MASKS.into_iter().find(|known| *known == class);
-    class.filter(|class| *class != "NotEqual" || compared.is_number())
-}
+use crate::{LayerSpec, ModelError, NamedLayer, Unsupported};
 
 impl Graph {
     /// Reads a model. `prefix` stands before the names of its layers, which are added to `all`;
@@ -66,6 +58,7 @@ impl Graph {
                 input_shape: None,
                 own: Vec::new(),
                 arguments: INPUTS,
+                is_chain,
             },
             unnamed: Names::default(),
         };
@@ -131,11 +124,16 @@ impl Reader<'_> {
                 }
                 Kind::Model(Box::new(graph))
             }
-            "TimeDistributed" | "Bidirectional" => self.wrapper(class, &full, layer, outer)?,
-            _ => match mask_operation(class, layer) {
-                Some(class) => Kind::Mask(class),
-                None => self.layer(class, &full, outer)?,
-            },
+            "TimeDistributed" | "Bidirectional" => {
+                let file = self.file;
+                let read = file
+                    .refused
+                    .layer(outer, |outer| self.wrapper(class, &full, layer, outer));
+                read?.unwrap_or(Kind::Refused)
+            }
+            // A chain of layers has no calls with arguments, which an operation consists of.
+            _ if operations::is_operation(class, layer) && !self.graph.is_chain => Kind::Operation,
+            _ => self.layer(class, &full, outer)?,
         };
         if matches!(kind, Kind::Input(_)) {
             self.graph.inputs.push(self.graph.entries.len());
@@ -156,28 +154,70 @@ impl Reader<'_> {
             class,
             keras2: self.file.keras2,
         };
-        let Some(Named { mut fields, .. }) = Fields::named(place, String::new(), outer)? else {
-            let what = format!("layer {name} has no class_name or config");
-            return Err(self.file.not_a_model(what));
+        let file = self.file;
+        let turned = channels_last(outer);
+        let outer = turned.as_ref().unwrap_or(outer);
+        let read = file.refused.layer(outer, |outer| {
+            let Some(Named { mut fields, .. }) = Fields::named(place, String::new(), outer)? else {
+                let what = format!("layer {name} has no class_name or config");
+                return Err(file.not_a_model(what));
+            };
+            let shape = input_layer::shape(&mut fields)?;
+            if class == "InputLayer" {
+                return input_layer::read(fields).map(|()| (shape, None));
+            }
+            let mut losses = Vec::new();
+            for (key, weight) in REGULARIZERS {
+                let loss = regularizer(&mut fields, key)?;
+                losses.extend(loss.map(|loss| (weight, loss)));
+            }
+            let (spec, trainable) = LayerSpec::read(class, fields)?;
+            // Its cells have the losses on their biases themselves.
+            if matches!(spec, LayerSpec::Recurrent(_)) {
+                losses.clear();
+            }
+            Ok((shape, Some((spec, trainable, losses))))
+        })?;
+        let Some((shape, layer)) = read else {
+            return Ok(Kind::Refused);
         };
-        let shape = input_layer::shape(&mut fields)?;
         // The first layer's counts: Keras 2 repeats the key in an Embedding, without sizes.
         if self.graph.input_shape.is_none() {
             self.graph.input_shape.clone_from(&shape);
         }
-        if class == "InputLayer" {
-            let integers = input_layer::read(fields)?.err();
-            return Ok(Kind::Input(Input { shape, integers }));
-        }
-        let (spec, trainable) = LayerSpec::read(class, fields)?;
+        let Some((spec, trainable, regularizers)) = layer else {
+            return Ok(Kind::Input(shape));
+        };
         let saved_as = self.saved_as(spec.class());
         self.all.push(NamedLayer {
             name: name.to_string(),
             spec,
             trainable: trainable && self.trainable,
             saved_as,
+            regularizers,
         });
-        Ok(Kind::Layer(self.all.len() - 1))
+        let layer = self.all.len() - 1;
+        if turned.is_none() {
+            return Ok(Kind::Layer(layer));
+        }
+        let keepdims = outer.get("config").map(|config| &config["keepdims"]);
+        let ends = class == "Flatten"
+            || class.starts_with("Global") && keepdims != Some(&Value::Bool(true));
+        let mut moved = |name: String, from, to| {
+            self.all.push(NamedLayer {
+                name,
+                spec: Operation::move_axis(from, to).into(),
+                trainable: true,
+                saved_as: String::new(),
+                regularizers: Vec::new(),
+            });
+            self.all.len() - 1
+        };
+        Ok(Kind::Turned {
+            before: moved(format!("{name}[channels last]"), 1, -1),
+            layer,
+            after: (!ends).then(|| moved(format!("{name}[channels first]"), -1, 1)),
+        })
     }
 
     /// The group of the next layer of a class in a file of weights.
@@ -206,7 +246,7 @@ impl Reader<'_> {
         if !matches!(self.graph.entries[0].kind, Kind::Input(_)) {
             let input = Entry {
                 name: String::new(),
-                kind: Kind::Input(Input::default()),
+                kind: Kind::Input(None),
                 nodes: Vec::new(),
             };
             self.graph.entries.push(input);
@@ -252,136 +292,111 @@ impl Reader<'_> {
         list: &[Value],
         names: &BTreeMap<String, usize>,
     ) -> Result<(), ModelError> {
-        let is_mask = |entry: &Entry| matches!(entry.kind, Kind::Mask(_));
         let found = Entries {
             names,
-            masks: self.graph.entries.iter().map(is_mask).collect(),
+            masks: list.iter().map(nodes::is_mask).collect(),
             file: self.file,
             prefix: self.prefix,
         };
         let mut all = Vec::with_capacity(list.len());
-        for (entry, layer) in self.graph.entries.iter().zip(list) {
-            all.push(match entry.kind {
-                Kind::Input(_) => vec![Node::default()],
-                Kind::Mask(_) => Vec::new(),
-                Kind::Model(_) => nodes::read(layer, entry, None, &found)?,
-                Kind::Layer(index) => {
+        let mut operations = Vec::new();
+        for (index, (entry, layer)) in self.graph.entries.iter().zip(list).enumerate() {
+            let full = format!("{}{}", self.prefix, entry.name);
+            let read = match entry.kind {
+                Kind::Input(_) => Ok(vec![Node::default()]),
+                Kind::Refused => Ok(Vec::new()),
+                Kind::Model(_) => nodes::read(layer, &full, entry, None, &found),
+                Kind::Layer(index) | Kind::Turned { layer: index, .. } => {
                     let spec = self.all.get(index).map(|layer| &layer.spec);
-                    nodes::read(layer, entry, spec, &found)?
+                    nodes::read(layer, &full, entry, spec, &found)
                 }
-            });
+                Kind::Operation => operations::read(layer, &full, &found).map(|calls| {
+                    let calls = calls.into_iter().enumerate();
+                    let call = |(number, call): (usize, operations::Read)| {
+                        operations.push((index, number, call.parts));
+                        call.node
+                    };
+                    calls.map(call).collect()
+                }),
+            };
+            all.push(self.file.refused.collect(read)?);
         }
         for (entry, nodes) in self.graph.entries.iter_mut().zip(all) {
-            entry.nodes = nodes;
+            match nodes {
+                Some(nodes) => entry.nodes = nodes,
+                None => entry.kind = Kind::Refused,
+            }
         }
         self.graph.inputs = found.ends(&config["input_layers"], "the model's input")?;
         self.graph.outputs = found.references(&config["output_layers"], "the model's output")?;
-        self.check_references()
+        references::resolve(&mut self.graph, self.all, self.file, self.prefix)?;
+        self.results(operations)
     }
 
-    /// Finds the referenced value among the existing calls.
-    fn check_references(&mut self) -> Result<(), ModelError> {
-        let entries = self.graph.entries.iter();
-        let receivable = entries.map(|entry| Receivable::of(entry, self.all));
-        let found = Found {
-            entries: receivable.collect(),
-            file: self.file,
-            prefix: self.prefix,
-        };
-        let mut keras2 = self.file.keras2;
-        for entry in &mut self.graph.entries {
-            let by = format!("the layer {}{}", self.prefix, entry.name);
-            for node in &mut entry.nodes {
-                keras2 |= node.keras2;
-                for reference in &mut node.inputs {
-                    *reference = found.resolve(*reference, node.keras2, &by)?;
-                }
-            }
+    /// The layers that give the results of operations: for each call those that something
+    /// receives.
+    fn results(&mut self, mut calls: Vec<(usize, usize, Parts)>) -> Result<(), ModelError> {
+        let entries = &self.graph.entries;
+        let nodes = entries.iter().flat_map(|entry| &entry.nodes);
+        let inputs = nodes.flat_map(|node| &node.inputs);
+        let outputs = self.graph.outputs.iter().map(|(_, output)| output);
+        let mut wanted: BTreeMap<(usize, usize), BTreeSet<usize>> = BTreeMap::new();
+        for reference in inputs.chain(outputs) {
+            let call = (reference.entry, reference.node);
+            wanted.entry(call).or_default().insert(reference.tensor);
         }
-        for (_, reference) in &mut self.graph.outputs {
-            *reference = found.resolve(*reference, keras2, "the model's output")?;
+        for (entry, node, parts) in calls.drain(..) {
+            let name = format!("{}{}", self.prefix, self.graph.entries[entry].name);
+            let results = wanted.remove(&(entry, node)).unwrap_or_default();
+            for result in results {
+                let Some(operation) = parts(result).filter(|_| result < MAX_RESULTS) else {
+                    return Err(ModelError::MissingLayer {
+                        origin: self.file.origin.to_string(),
+                        by: "a layer".to_string(),
+                        layer: name,
+                        node,
+                        tensor: result,
+                    });
+                };
+                let own = match (node, result) {
+                    (0, 0) => name.clone(),
+                    _ => format!("{name}[{node}, {result}]"),
+                };
+                self.all.push(NamedLayer {
+                    name: own,
+                    spec: operation.into(),
+                    trainable: self.trainable,
+                    saved_as: String::new(),
+                    regularizers: Vec::new(),
+                });
+                let results = &mut self.graph.entries[entry].nodes[node].results;
+                results.resize(results.len().max(result + 1), None);
+                results[result] = Some(self.all.len() - 1);
+            }
         }
         Ok(())
     }
 }
 
-/// What can be received of an entry.
-struct Receivable {
-    name: String,
-    /// How many calls it has, and how many outputs each.
-    nodes: usize,
-    tensors: usize,
-    /// Whether Keras 2 has one call more, which is not written down.
-    own_node: bool,
-    /// The class of an operation on masks.
-    mask: Option<&'static str>,
+/// The options that are losses on weights of one name, whatever the layer.
+const REGULARIZERS: [(&str, &str); 3] = [
+    ("bias_regularizer", "bias"),
+    ("gamma_regularizer", "gamma"),
+    ("beta_regularizer", "beta"),
+];
+
+/// The object of a layer of `channels_first` images as one of `channels_last`, whose weights are
+/// the same.
+fn channels_last(outer: &Object) -> Option<Object> {
+    let first = outer.get("config")?.get("data_format")? == "channels_first";
+    let mut outer = outer.clone();
+    let format = outer.get_mut("config")?.get_mut("data_format")?;
+    *format = Value::from("channels_last");
+    first.then_some(outer)
 }
 
-impl Receivable {
-    fn of(entry: &Entry, layers: &[NamedLayer]) -> Self {
-        Self {
-            name: entry.name.clone(),
-            nodes: entry.nodes.len(),
-            tensors: match &entry.kind {
-                Kind::Model(model) => model.outputs.len(),
-                Kind::Layer(layer) => layers
-                    .get(*layer)
-                    .map_or(1, |layer| layer.spec.layer().outputs()),
-                _ => 1,
-            },
-            own_node: entry.has_own_node(),
-            mask: match entry.kind {
-                Kind::Mask(class) => Some(class),
-                _ => None,
-            },
-        }
-    }
-}
-
-struct Found<'a> {
-    entries: Vec<Receivable>,
-    file: File<'a>,
-    prefix: &'a str,
-}
-
-impl Found<'_> {
-    /// The reference with its call counted from 0: Keras 2 counts the calls of a model from 1.
-    fn resolve(
-        &self,
-        reference: Reference,
-        keras2: bool,
-        by: &str,
-    ) -> Result<Reference, ModelError> {
-        let entry = &self.entries[reference.entry];
-        let node = if keras2 && entry.own_node {
-            reference.node.checked_sub(1)
-        } else {
-            Some(reference.node)
-        };
-        let there = node.filter(|node| *node < entry.nodes && reference.tensor < entry.tensors);
-        if let Some(node) = there {
-            return Ok(Reference { node, ..reference });
-        }
-        let origin = self.file.origin.to_string();
-        let layer = format!("{}{}", self.prefix, entry.name);
-        Err(match entry.mask {
-            Some(class) => ModelError::Unsupported {
-                origin,
-                layer,
-                class: class.to_string(),
-                what: "this operation on anything but masks".to_string(),
-                remedy: "use layers of Keras in its place",
-            },
-            None => ModelError::MissingLayer {
-                origin,
-                by: by.to_string(),
-                layer,
-                node: reference.node,
-                tensor: reference.tensor,
-            },
-        })
-    }
-}
+/// An operation may not have more results.
+const MAX_RESULTS: usize = 1 << 12;
 
 /// The options of the model itself: whether it is trainable.
 fn check_model(class: &str, config: &Value, file: File<'_>) -> Result<bool, ModelError> {
@@ -401,8 +416,13 @@ fn check_model(class: &str, config: &Value, file: File<'_>) -> Result<bool, Mode
         Ok(trainable)
     });
     checked.map_err(|error| match error {
-        ModelError::Unsupported { what, remedy, .. } => {
-            file.not_a_model(format!("{what} of the {class} is not supported ({remedy})"))
+        ModelError::Unsupported { found, .. } => {
+            let each = found.iter();
+            let each = each.map(|one| {
+                let Unsupported { what, remedy, .. } = one;
+                format!("{what} of the {class} is not supported ({remedy})")
+            });
+            file.not_a_model(each.collect::<Vec<_>>().join("; "))
         }
         other => other,
     })

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::File;
 use super::entries::{Graph, Kind, Reference};
-use crate::{Arguments, Call, ModelError, ModelInput, ModelOutput, ModelSpec, NamedLayer};
+use crate::{
+    Arguments, Call, LayerSpec, ModelError, ModelInput, ModelOutput, ModelSpec, NamedLayer,
+};
 
 /// The calls of a model may not be more: models inside of models that are called several times
 /// would let a small file be a model without end.
@@ -13,7 +15,7 @@ const MAX_CALLS: usize = 1 << 16;
 
 /// The model of a graph whose layers are `layers`.
 pub(super) fn model(
-    mut graph: Graph,
+    graph: Graph,
     layers: Vec<NamedLayer>,
     file: File<'_>,
 ) -> Result<ModelSpec, ModelError> {
@@ -52,21 +54,6 @@ pub(super) fn model(
             .collect(),
     };
     model.check_calls()?;
-    for (value, entry) in graph.inputs.iter().enumerate() {
-        let Kind::Input(input) = &mut graph.entries[*entry].kind else {
-            continue;
-        };
-        let reads_tokens = |call: &Call| {
-            let tokens = |layer: &NamedLayer| layer.spec.layer().tokens();
-            let tokens = model.layers.get(call.layer).and_then(tokens);
-            !call.inputs.contains(&value) || tokens.is_some()
-        };
-        if let Some(error) = input.integers.take()
-            && !model.calls.iter().all(reads_tokens)
-        {
-            return Err(error);
-        }
-    }
     Ok(model)
 }
 
@@ -75,7 +62,7 @@ fn input(graph: &Graph, entry: usize) -> ModelInput {
     let entry = &graph.entries[entry];
     let shape = match (&entry.kind, graph.inputs.len()) {
         (_, 1) => &graph.input_shape,
-        (Kind::Input(input), _) => &input.shape,
+        (Kind::Input(shape), _) => shape,
         _ => &None,
     };
     ModelInput {
@@ -147,7 +134,22 @@ impl Inliner<'_> {
             let outputs = match kind {
                 Kind::Model(inner) => self.inline(inner, &received, arguments)?,
                 Kind::Layer(layer) => self.call(*layer, &received, arguments),
-                Kind::Input(_) | Kind::Mask(_) => continue,
+                Kind::Turned {
+                    before,
+                    layer,
+                    after,
+                } => {
+                    let inputs = received.iter();
+                    let turned = inputs.flat_map(|value| self.call(*before, &[*value], arguments));
+                    let turned: Vec<usize> = turned.collect();
+                    let results = self.call(*layer, &turned, arguments);
+                    match after {
+                        Some(after) => self.call(*after, &results, arguments),
+                        None => results,
+                    }
+                }
+                Kind::Operation => self.results(&node.results, &received, arguments),
+                Kind::Input(_) | Kind::Refused => continue,
             };
             values.insert((entry, index), outputs);
         }
@@ -170,6 +172,21 @@ impl Inliner<'_> {
         });
         self.calls.extend(calls);
         (first..first + parts).collect()
+    }
+
+    /// The calls of one operation, one for each of its results.
+    fn results(
+        &mut self,
+        layers: &[Option<usize>],
+        inputs: &[usize],
+        arguments: Arguments,
+    ) -> Vec<usize> {
+        let values = layers.iter().flat_map(|layer| match layer {
+            Some(layer) => self.call(*layer, inputs, arguments),
+            // A result that nothing receives.
+            None => vec![usize::MAX],
+        });
+        values.collect()
     }
 
     /// The calls of a graph, each after the calls whose outputs it receives; otherwise in the
@@ -276,8 +293,8 @@ fn leading_to(values: Vec<usize>, inputs: usize, calls: Vec<Call>) -> (Vec<usize
     (values.collect(), kept)
 }
 
-/// The layers without those of `own` that no call is of, and the calls with the layers' new
-/// numbers.
+/// The layers without those that no call is of and that are operations (what Keras 3 writes down of
+/// masks) or stand in `own`, and the calls with the layers' new numbers.
 fn without_unused(
     layers: Vec<NamedLayer>,
     mut calls: Vec<Call>,
@@ -288,7 +305,8 @@ fn without_unused(
     let mut kept = Vec::with_capacity(layers.len());
     for (index, layer) in layers.into_iter().enumerate() {
         numbers.push(kept.len());
-        if called.contains(&index) || !own.contains(&index) {
+        let is_needless = own.contains(&index) || matches!(layer.spec, LayerSpec::Operation(_));
+        if called.contains(&index) || !is_needless {
             kept.push(layer);
         }
     }

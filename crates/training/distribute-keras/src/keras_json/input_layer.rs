@@ -11,9 +11,7 @@ pub(super) fn shape(fields: &mut Fields<'_>) -> Result<Option<Vec<Option<usize>>
         let Some(Value::Array(dims)) = fields.get(key) else {
             continue;
         };
-        if dims.first().is_some_and(|batch| !batch.is_null()) {
-            return Err(fields.refuse(key, "leave the size of a batch open"));
-        }
+        // A fixed size of the batch changes no number.
         let dims = dims
             .iter()
             .skip(1)
@@ -23,21 +21,25 @@ pub(super) fn shape(fields: &mut Fields<'_>) -> Result<Option<Vec<Option<usize>>
     Ok(None)
 }
 
-/// The input layer's own options. The inner result is of a type that only tokens can have.
-pub(super) fn read(mut fields: Fields<'_>) -> Result<Result<(), ModelError>, ModelError> {
+/// The types of inputs that a number in `f32` can stand for.
+const NUMBERS: [&str; 10] = [
+    "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "bool",
+];
+
+/// The input layer's own options.
+pub(super) fn read(mut fields: Fields<'_>) -> Result<(), ModelError> {
     fields.neutral(&["name"]);
     for key in ["sparse", "ragged", "optional"] {
         fields.must_be(key, false, "set it to false")?;
     }
-    let integers = match fields.get("dtype").and_then(Value::as_str) {
-        Some("int32" | "int64" | "uint32" | "int16") => {
-            Err(fields.refuse("dtype", "use float32, or begin with an Embedding"))
+    match fields.get("dtype").and_then(Value::as_str) {
+        Some(number) if NUMBERS.contains(&number) => {}
+        Some("string") => {
+            let remedy = "turn the texts into numbers before (adapt a TextVectorization outside \
+                          of the model), or use --model text";
+            return Err(fields.refuse("dtype", remedy));
         }
-        _ => {
-            fields.float32()?;
-            Ok(())
-        }
-    };
-    fields.finish()?;
-    Ok(integers)
+        _ => fields.float32()?,
+    }
+    fields.finish()
 }

@@ -13,6 +13,9 @@ mod graph;
 mod inline;
 mod input_layer;
 mod nodes;
+mod operations;
+mod references;
+mod refused;
 mod wrappers;
 
 use std::path::Path;
@@ -22,6 +25,7 @@ use serde_json::Value;
 use crate::saved_file::{check_format, model_text};
 use crate::{ModelError, ModelSpec};
 use entries::Graph;
+use refused::Refused;
 
 /// Reads a model file: the text of `model.to_json()`, `.keras` or `.h5`. The model is named after
 /// the file.
@@ -51,8 +55,8 @@ pub(crate) fn without_mark(text: &str) -> &str {
 /// Reads a model from the text of a model file; `origin` names it in messages.
 ///
 /// # Errors
-/// [`ModelError::NotAModel`] if it is not such a file, [`ModelError::Unsupported`] with the layer
-/// and the option that this program does not have, [`ModelError::SameName`],
+/// [`ModelError::NotAModel`] if it is not such a file, [`ModelError::Unsupported`] with all layers
+/// and options that this program does not have, [`ModelError::SameName`],
 /// [`ModelError::MissingLayer`] and [`ModelError::Cycle`] for layers that do not make a graph.
 pub fn parse_keras_json(text: &str, origin: &str) -> Result<ModelSpec, ModelError> {
     let not_a_model = |what: String| ModelError::NotAModel {
@@ -76,12 +80,15 @@ pub fn parse_keras_json(text: &str, origin: &str) -> Result<ModelSpec, ModelErro
     }
     // Keras 3 does not write its version into the file.
     let version = root["keras_version"].as_str();
+    let refused = Refused::default();
     let file = File {
         origin,
         keras2: version.is_some_and(|version| version.starts_with('2')),
+        refused: &refused,
     };
     let mut layers = Vec::new();
     let graph = Graph::read(&root, "", "", true, file, &mut layers)?;
+    refused.check(origin)?;
     inline::model(graph, layers, file)
 }
 
@@ -91,6 +98,8 @@ struct File<'a> {
     origin: &'a str,
     /// Whether it says that Keras 2 wrote it.
     keras2: bool,
+    /// What it has that this program does not have.
+    refused: &'a Refused,
 }
 
 impl File<'_> {

@@ -3,21 +3,41 @@
 //! Keras 3 writes the arguments of every call, tensors as objects with a `keras_history` (layer,
 //! call, output). Keras 2 writes a list of such triples, each with the other arguments behind it.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::entries::{Entries, Entry, Kind, Node, Reference};
+use crate::fields::Place;
 use crate::{Arguments, LayerSpec, ModelError};
 
-/// The calls of an entry, which is this layer or a model.
+/// The operations on masks that Keras 3 writes beside the layers.
+const MASKS: [&str; 4] = ["NotEqual", "Any", "LogicalOr", "LogicalAnd"];
+
+/// Whether an object of the list of layers may be an operation of a mask: `tokens != 0`, any value
+/// of a step another one than a `Masking` layer leaves out, or masks joined.
+pub(super) fn is_mask(layer: &Value) -> bool {
+    let compared = &layer["inbound_nodes"][0]["args"][1];
+    let class = layer["class_name"].as_str().unwrap_or_default();
+    MASKS.contains(&class) && (class != "NotEqual" || compared.is_number())
+}
+
+/// The calls of an entry, which is this layer or a model. `full` is its name.
 pub(super) fn read(
     layer: &Value,
+    full: &str,
     entry: &Entry,
     spec: Option<&LayerSpec>,
     entries: &Entries<'_>,
 ) -> Result<Vec<Node>, ModelError> {
     let reader = Reader {
-        by: format!("the layer {}", entry.name),
-        name: &entry.name,
+        by: format!("the layer {full}"),
+        place: Place {
+            origin: entries.file.origin,
+            layer: full,
+            class: layer["class_name"].as_str().unwrap_or_default(),
+            keras2: entries.file.keras2,
+        },
         spec,
         inputs: match (&entry.kind, spec) {
             (Kind::Model(graph), _) => graph.arguments,
@@ -41,7 +61,7 @@ pub(super) fn read(
 
 struct Reader<'a> {
     by: String,
-    name: &'a str,
+    place: Place<'a>,
     spec: Option<&'a LayerSpec>,
     /// The arguments that are tensors, in the order of Keras' signature.
     inputs: &'static [&'static str],
@@ -55,13 +75,8 @@ impl Reader<'_> {
     }
 
     fn refuse(&self, key: &str, value: &Value) -> ModelError {
-        ModelError::Graph {
-            origin: self.entries.file.origin.to_string(),
-            layer: self.name.to_string(),
-            what: format!(
-                "it is called with `{key}` = {value}, which is not supported; call it without"
-            ),
-        }
+        let what = format!("the argument `{key}` = {value} of its call");
+        self.place.unsupported(what, None, "call it without")
     }
 
     fn keras3(&self, node: &Value) -> Result<Node, ModelError> {
@@ -104,6 +119,10 @@ impl Reader<'_> {
                         inputs[index] = vec![value];
                     }
                     (Some(_), Value::Null) => {}
+                    // In Keras 2 such a layer trains in inference too.
+                    _ if key == "training" && *value == true => {
+                        return Err(self.refuse(key, value));
+                    }
                     _ => self.argument(key, value, &mut arguments, true)?,
                 }
             }
@@ -129,6 +148,7 @@ impl Reader<'_> {
             inputs: inputs.concat(),
             arguments,
             keras2,
+            results: Vec::new(),
         })
     }
 
@@ -138,6 +158,11 @@ impl Reader<'_> {
             Value::Array(list) => {
                 let each = list.iter().map(|one| self.tensor(one));
                 each.collect()
+            }
+            // A dictionary, in the order of its keys, as Keras flattens it.
+            Value::Object(named) if !named.contains_key("class_name") => {
+                let sorted: BTreeMap<_, _> = named.iter().collect();
+                sorted.into_values().map(|one| self.tensor(one)).collect()
             }
             Value::Null => Ok(Vec::new()),
             one => self.tensor(one).map(|one| vec![one]),

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::entries::{Entry, Graph, INPUTS, Input, Kind, Node, Reference};
+use super::entries::{Entry, Graph, INPUTS, Kind, Node, Reference};
 use super::graph::Reader;
 use super::input_layer;
 use crate::fields::{Fields, Named, Object, Place};
@@ -54,6 +54,7 @@ impl Reader<'_> {
                     input_shape: None,
                     own: Vec::new(),
                     arguments: INPUTS,
+                    is_chain: true,
                 },
                 unnamed: Names::default(),
             },
@@ -134,6 +135,7 @@ impl Inside<'_> {
             spec,
             trainable: self.reader.trainable,
             saved_as,
+            regularizers: Vec::new(),
         });
         self.add(Kind::Layer(self.reader.all.len() - 1), inputs)
     }
@@ -143,7 +145,7 @@ impl Inside<'_> {
         let Some(inner) = fields.get("layer").filter(|inner| inner.is_object()) else {
             return Err(fields.refuse("layer", "use a layer or a model"));
         };
-        let all = self.add(Kind::Input(Input::default()), Vec::new());
+        let all = self.add(Kind::Input(None), Vec::new());
         let split = format!("{}/steps", self.name);
         let split = self.own(split, TimeAxis::Split.into(), vec![value(all)]);
         self.reader.entry(0, inner)?;
@@ -188,10 +190,10 @@ impl Inside<'_> {
             return Err(fields.refuse("backward_layer", remedy));
         }
         self.reader.graph.arguments = &["sequences", "initial_state"];
-        let all = self.add(Kind::Input(Input::default()), Vec::new());
+        let all = self.add(Kind::Input(None), Vec::new());
         let given = 0..states;
         let given: Vec<usize> = given
-            .map(|_| self.add(Kind::Input(Input::default()), Vec::new()))
+            .map(|_| self.add(Kind::Input(None), Vec::new()))
             .collect();
         let (of_forward, of_backward) = given.split_at(states / 2);
         let mut both = Vec::new();

@@ -2,12 +2,14 @@
 
 use burn::module::RunningState;
 
+use super::nd::Nd;
 use super::*;
+use crate::Weight;
 
 /// `keras.layers.BatchNormalization`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchNormalization {
-    /// The axis of the features, as Keras counts them. It must be the last one.
+    /// The axis of the features, as Keras counts them. With `synchronized` it must be the last one.
     pub axis: i64,
     /// Whether statistics are computed over the batches of all replicas ([`SyncBatchNorm`]).
     pub synchronized: bool,
@@ -51,11 +53,21 @@ impl KerasLayer for BatchNormalization {
     }
 
     fn output_shape(&self, input: Shape) -> Result<Shape, String> {
-        input.needs_last(self.axis).map(|()| input)
+        if self.synchronized {
+            return input.needs_last(self.axis).map(|()| input);
+        }
+        match input.axis(self.axis) {
+            Some(_) => Ok(input),
+            None => Err(format!("`axis` = {} is not an axis of {input}", self.axis)),
+        }
     }
 
     fn weights(&self, inputs: &[Shape]) -> Vec<Option<PlannedWeight>> {
-        let shape = [features(inputs)];
+        let features = inputs.first().and_then(|input| {
+            let axis = input.axis(self.axis)?;
+            input.dims().get(axis).copied()
+        });
+        let shape = [features.unwrap_or(1)];
         vec![
             weight("gamma", &shape, self.gamma),
             weight("beta", &shape, self.beta),
@@ -80,10 +92,16 @@ impl KerasLayer for BatchNormalization {
                 epsilon: self.epsilon,
             }));
         }
-        let gamma = weights.or_constant(scale, 1.0);
-        let beta = weights.or_constant(center, 0.0);
+        let mut given = |is: bool| is.then(|| weights.next());
+        let (gamma, beta) = (given(scale), given(center));
         let (mean, variance) = (weights.next(), weights.next());
-        Some(BuiltLayer::BatchNorm(LocalBatchNorm {
+        weights.features = mean.values.len();
+        let or_constant = |given: Option<Weight>, constant| match given {
+            Some(weight) => weights.trained(weight),
+            None => weights.constants(&[constant]),
+        };
+        let (gamma, beta) = (or_constant(gamma, 1.0), or_constant(beta, 0.0));
+        let norm = LocalBatchNorm {
             gamma,
             beta,
             training,
@@ -92,7 +110,11 @@ impl KerasLayer for BatchNormalization {
             // The weight of the new statistics; Keras' momentum is the weight of the old ones.
             momentum: 1.0 - self.momentum,
             epsilon: self.epsilon,
-        }))
+        };
+        Some(match self.axis {
+            -1 => BuiltLayer::BatchNorm(norm),
+            axis => BuiltLayer::AxisBatchNorm(AxisBatchNorm { norm, axis }),
+        })
     }
 
     fn mask(&self, masks: &[Option<usize>], _: usize) -> Result<Option<usize>, String> {
@@ -118,11 +140,40 @@ impl Built for LocalBatchNorm {
             Flow::Image(x) => Flow::Image(local(self, x, pass)?),
             Flow::Volume(x) => Flow::Volume(local(self, x, pass)?),
             Flow::Flat(x) => Flow::Flat(local(self, x, pass)?),
-            sequence @ Flow::Sequence(_) => {
-                let dims = sequence.keras_dims();
-                Flow::like(&dims, local(self, sequence.into_rows(), pass)?)
+            other => {
+                let dims = other.keras_dims();
+                Flow::like(&dims, local(self, other.into_rows(), pass)?)
             }
         }))
+    }
+}
+
+/// A normalization whose features are another axis than the last one.
+#[derive(Module, Debug)]
+pub(crate) struct AxisBatchNorm {
+    norm: LocalBatchNorm,
+    #[module(skip)]
+    axis: i64,
+}
+
+impl Built for AxisBatchNorm {
+    fn call(&self, x: Value, pass: &mut Pass<'_, '_>) -> distribute_core::Result<Value> {
+        let x = Nd::of(x.flow);
+        let rank = x.dims().len();
+        let axis = Shape::of(&x.dims()[1..]).and_then(|shape| shape.axis(self.axis));
+        // The plan has found the axis. Swapping it with the last one is its own way back.
+        let mut order: Vec<usize> = (0..rank).collect();
+        order.swap(axis.unwrap_or(rank - 2) + 1, rank - 1);
+        let x = x.permute(&order);
+        let dims = x.dims();
+        let rows = x.reshape(&[dims[..rank - 1].iter().product(), dims[rank - 1]]);
+        let Nd::R2(rows) = rows else {
+            return Ok(Value::of(rows.into_flow()));
+        };
+        let normalized = Nd::R2(local(&self.norm, rows, pass)?);
+        Ok(Value::of(
+            normalized.reshape(&dims).permute(&order).into_flow(),
+        ))
     }
 }
 
@@ -151,6 +202,10 @@ impl Built for SyncBatchNorm {
             Flow::Sequence(x) => {
                 let normalized = synchronized(self, x.swap_dims(1, 2), pass)?;
                 Flow::Sequence(normalized.swap_dims(1, 2))
+            }
+            other => {
+                let dims = other.keras_dims();
+                Flow::like(&dims, synchronized(self, other.into_rows(), pass)?)
             }
         }))
     }

@@ -90,7 +90,7 @@ impl Built for DenseWeights {
         let flow = match x.flow {
             Flow::Flat(x) => Flow::Flat(self.product(x)),
             Flow::Sequence(x) => Flow::Sequence(self.product(x)),
-            other @ (Flow::Image(_) | Flow::Volume(_)) => {
+            other => {
                 let dims = other.keras_dims();
                 Flow::like(&dims, self.product(other.into_rows()))
             }

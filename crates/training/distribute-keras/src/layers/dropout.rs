@@ -18,12 +18,13 @@ pub struct Dropout {
 
 impl KerasLayer for Dropout {
     fn parse(class: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
-        if class == "SpatialDropout2D" {
+        if class != "Dropout" {
             channels_last(fields)?;
         }
-        no_seed(fields)?;
+        no_seed(fields);
         let shared = match class {
             "Dropout" => shared(fields)?,
+            "SpatialDropout1D" => vec![false, true, false],
             _ => vec![false, true, true, false],
         };
         Ok(Self {

@@ -2,6 +2,7 @@
 
 use burn::tensor::{Device, Tensor};
 
+use super::nd::{Nd, each_rank, with_rank};
 use crate::{Activation, Shape};
 
 /// The values of a batch. Images are `[batch, channels, height, width]`, volumes
@@ -12,6 +13,8 @@ pub(crate) enum Flow {
     Sequence(Tensor<3>),
     Image(Tensor<4>),
     Volume(Tensor<5>),
+    /// Any other number of axes, features last.
+    Other(Nd),
 }
 
 /// What a layer gives: values, and which of the steps are padding.
@@ -61,6 +64,7 @@ macro_rules! each {
             Flow::Sequence($x) => Flow::Sequence($y),
             Flow::Image($x) => Flow::Image($y),
             Flow::Volume($x) => Flow::Volume($y),
+            Flow::Other(nd) => Flow::Other($crate::layers::nd::each_rank!(nd, $x => $y)),
         }
     };
 }
@@ -78,6 +82,7 @@ impl Flow {
         match self {
             Self::Flat(_) | Self::Image(_) | Self::Volume(_) => 1,
             Self::Sequence(_) => 2,
+            Self::Other(nd) => nd.dims().len().saturating_sub(1),
         }
     }
 
@@ -87,6 +92,7 @@ impl Flow {
             Self::Sequence(x) => x.device(),
             Self::Image(x) => x.device(),
             Self::Volume(x) => x.device(),
+            Self::Other(nd) => with_rank!(nd, x => x.device()),
         }
     }
 
@@ -98,6 +104,10 @@ impl Flow {
             Self::Sequence(x) => x.flatten(0, 1),
             Self::Image(x) => x.permute([0, 2, 3, 1]).flatten(0, 2),
             Self::Volume(x) => x.permute([0, 2, 3, 4, 1]).flatten(0, 3),
+            Self::Other(nd) => {
+                let features = nd.features();
+                with_rank!(nd, x => rows(x, features))
+            }
         }
     }
 
@@ -114,6 +124,7 @@ impl Flow {
                 let [batch, channels, depth, height, width] = x.dims();
                 vec![batch, depth, height, width, channels]
             }
+            Self::Other(nd) => nd.dims(),
         }
     }
 
@@ -130,7 +141,14 @@ impl Flow {
                 let volumes = rows.reshape([batch, depth, height, width, features]);
                 Self::Volume(volumes.permute([0, 4, 1, 2, 3]))
             }
-            _ => Self::Flat(rows),
+            [_, _] => Self::Flat(rows),
+            _ => {
+                let mut dims = dims.to_vec();
+                if let Some(last) = dims.get_mut(1..).and_then(<[usize]>::last_mut) {
+                    *last = features;
+                }
+                Nd::R2(rows).reshape(&dims).into_flow()
+            }
         }
     }
 
@@ -143,6 +161,10 @@ impl Flow {
             Self::Image(x) => x.flatten(1, 3),
             Self::Volume(x) if keras_order => x.permute([0, 2, 3, 4, 1]).flatten(1, 4),
             Self::Volume(x) => x.flatten(1, 4),
+            Self::Other(nd) => {
+                let values: usize = nd.dims().iter().skip(1).product();
+                with_rank!(nd, x => rows(x, values))
+            }
         }
     }
 
@@ -163,6 +185,11 @@ impl Flow {
             Shape::Volume(depth, height, width, channels) => {
                 let volumes = x.reshape([batch, depth, height, width, channels]);
                 Self::Volume(volumes.permute([0, 4, 1, 2, 3]))
+            }
+            Shape::Other(_) => {
+                let all: usize = x.dims().iter().product();
+                let dims = [vec![batch], shape.dims()].concat();
+                Nd::R1(x.reshape([all])).reshape(&dims).into_flow()
             }
         }
     }
@@ -186,8 +213,48 @@ impl Flow {
                 };
                 Self::Volume(scaled(x, column(scale), column(offset)))
             }
+            Self::Other(nd) => {
+                Self::Other(each_rank!(nd, x => scaled(x, last(&scale), last(&offset))))
+            }
         }
     }
+}
+
+impl Nd {
+    /// Images and volumes get their channels last.
+    pub(crate) fn of(flow: Flow) -> Self {
+        match flow {
+            Flow::Flat(x) => Self::R2(x),
+            Flow::Sequence(x) => Self::R3(x),
+            Flow::Image(x) => Self::R4(x.permute([0, 2, 3, 1])),
+            Flow::Volume(x) => Self::R5(x.permute([0, 2, 3, 4, 1])),
+            Flow::Other(nd) => nd,
+        }
+    }
+
+    /// The way back.
+    pub(crate) fn into_flow(self) -> Flow {
+        match self {
+            Self::R2(x) => Flow::Flat(x),
+            Self::R3(x) => Flow::Sequence(x),
+            Self::R4(x) => Flow::Image(x.permute([0, 3, 1, 2])),
+            Self::R5(x) => Flow::Volume(x.permute([0, 4, 1, 2, 3])),
+            other => Flow::Other(other),
+        }
+    }
+}
+
+/// All values in rows of this length.
+fn rows<const D: usize>(x: Tensor<D>, features: usize) -> Tensor<2> {
+    let all: usize = x.dims().iter().product();
+    x.reshape([all / features.max(1), features])
+}
+
+/// Values per feature, for a tensor whose last axis is the features.
+fn last<const D: usize>(values: &Tensor<1>) -> Tensor<D> {
+    let mut dims = [1; D];
+    dims[D - 1] = values.dims()[0];
+    values.clone().reshape(dims)
 }
 
 /// In the type of `x`.

@@ -1,5 +1,6 @@
 //! `Add`, `Concatenate` and the like: several values become one.
 
+use super::nd::Nd;
 use super::*;
 
 /// How several values become one, element by element with broadcasting, or side by side.
@@ -102,12 +103,25 @@ impl KerasLayer for Merge {
                 });
                 Flow::$rank(merged(*self, axis, $first, others))
             }};
+            // Of any other number of axes.
+            (Other: $($rank:ident)+, $first:ident) => {
+                match $first {
+                    $(Nd::$rank(x) => {
+                        let others = others.filter_map(|x| match x {
+                            Flow::Other(Nd::$rank(x)) => Some(x),
+                            _ => None,
+                        });
+                        Flow::Other(Nd::$rank(merged(*self, axis, x, others)))
+                    })+
+                }
+            };
         }
         let flow = match first {
             Flow::Flat(x) => merged!(Flat, x),
             Flow::Sequence(x) => merged!(Sequence, x),
             Flow::Image(x) => merged!(Image, x),
             Flow::Volume(x) => merged!(Volume, x),
+            Flow::Other(x) => merged!(Other: R1 R2 R3 R4 R5 R6 R7, x),
         };
         Some(Value { flow, mask })
     }

@@ -5,10 +5,14 @@
 //! has the burn module that holds them, which implements `Built`.
 
 mod activation;
+mod attention;
 mod average_pooling_1d;
 mod average_pooling_2d;
+mod axes_norm;
 mod batch_normalization;
+mod category;
 mod cell;
+mod center_crop;
 mod conv_1d;
 mod conv_1d_transpose;
 mod conv_2d;
@@ -17,10 +21,14 @@ mod conv_3d;
 mod conv_3d_transpose;
 mod cropping_1d;
 mod cropping_2d;
+mod custom_scale;
 mod dense;
 mod depthwise_conv_1d;
 mod depthwise_conv_2d;
+mod discretization;
+mod dot;
 mod dropout;
+mod einsum_dense;
 mod embedding;
 mod flatten;
 mod flow;
@@ -29,31 +37,44 @@ mod global_average_pooling_2d;
 mod global_max_pooling_1d;
 mod global_max_pooling_2d;
 mod global_pooling_3d;
+mod group_normalization;
+mod grouped_query_attention;
+mod identity;
 mod layer;
 mod layer_normalization;
+mod layer_scale;
 mod layout;
 mod masking;
 mod max_pooling_1d;
 mod max_pooling_2d;
 mod merge;
 mod multi_head_attention;
+pub(crate) mod nd;
+mod noise;
 mod normalization;
+pub(crate) mod operation;
 mod options;
 pub(crate) mod pass;
 mod permute;
 mod pooling_3d;
+mod prelu;
+mod random_image;
 mod recurrence;
 mod recurrent;
 pub(crate) mod regularizer;
 mod repeat_vector;
 mod rescaling;
 mod reshape;
+mod resizing;
+mod rms_normalization;
 mod row;
 mod separable_conv_1d;
 mod separable_conv_2d;
 mod sides_3d;
+mod softmax;
 mod table;
 mod time_axis;
+mod unit_normalization;
 mod up_sampling_1d;
 mod up_sampling_2d;
 mod up_sampling_3d;
@@ -71,15 +92,20 @@ use serde_json::Value as Json;
 use crate::fields::Fields;
 use crate::{Initializer, ModelError, Shape};
 use activation::{activation, activation_of};
+pub use attention::Score;
+pub use category::OutputMode;
 pub use cell::{Cell, CellKind, RecurrentClass};
 pub(crate) use flow::{Flow, Value};
 use layer::{Built, KerasLayer, features, first_mask};
+pub(crate) use operation::Constant;
 pub(crate) use options::common;
 use options::*;
 pub(crate) use pass::Pass;
 use pass::{Arguments, Mode};
+pub use random_image::{Fill, Outside};
 use regularizer::{Regularizer, penalty, regularizer};
-use table::layers;
+pub use resizing::Interpolation;
+use table::{LAMBDA, layers};
 pub(crate) use weights::Weights;
 use weights::{PlannedWeight, fixed, weight};
 use windows::{Padding, Windows};
@@ -110,12 +136,37 @@ layers! {
     "MultiHeadAttention": multi_head_attention::MultiHeadAttention
         => Attention(multi_head_attention::AttentionWeights);
     "BatchNormalization": batch_normalization::BatchNormalization
-        => BatchNorm(LocalBatchNorm), SyncBatchNorm(SyncBatchNorm);
+        => BatchNorm(LocalBatchNorm), SyncBatchNorm(SyncBatchNorm),
+            AxisBatchNorm(batch_normalization::AxisBatchNorm);
+    "RMSNormalization": rms_normalization::RmsNormalization
+        => AxesNorm(axes_norm::AxesNormWeights);
+    "GroupNormalization": group_normalization::GroupNormalization
+        => GroupNorm(group_normalization::GroupNormWeights);
+    "UnitNormalization": unit_normalization::UnitNormalization;
+    "EinsumDense": einsum_dense::EinsumDense
+        => EinsumDense(einsum_dense::EinsumDenseWeights);
+    "Attention" "AdditiveAttention": attention::Attention
+        => DotAttention(attention::AttentionFactors);
+    "GroupQueryAttention" "GroupedQueryAttention" as "GroupQueryAttention,":
+        grouped_query_attention::GroupedQueryAttention
+        => GroupedAttention(grouped_query_attention::GroupedAttentionWeights);
+    "LayerScale": layer_scale::LayerScale;
+    "CustomScaleLayer": custom_scale::CustomScale;
+    "PReLU": prelu::PRelu => PRelu(prelu::PReluWeights);
+    "GaussianNoise" "GaussianDropout" "AlphaDropout" "StochasticDepth": noise::Noise;
+    "Identity": identity::Identity;
+    "Dot": dot::Dot;
     "LayerNormalization": layer_normalization::LayerNormalization
         => LayerNorm(layer_normalization::LayerNormWeights);
     "Normalization": normalization::Normalization
         => Normalization(normalization::NormalizationWeights);
     "Rescaling": rescaling::Rescaling;
+    "Resizing": resizing::Resizing;
+    "CenterCrop": center_crop::CenterCrop;
+    "CategoryEncoding": category::CategoryEncoding;
+    "Discretization": discretization::Discretization;
+    "RandomFlip" "RandomTranslation" "RandomRotation" "RandomZoom" "RandomContrast"
+        "RandomBrightness": random_image::RandomImage;
     "MaxPooling1D" or "MaxPool1D": max_pooling_1d::MaxPooling1D;
     "AveragePooling1D" or "AvgPool1D": average_pooling_1d::AveragePooling1D;
     "MaxPooling2D" or "MaxPool2D": max_pooling_2d::MaxPooling2D;
@@ -141,8 +192,11 @@ layers! {
     "RepeatVector": repeat_vector::RepeatVector;
     "Flatten": flatten::Flatten;
     "Reshape": reshape::Reshape;
-    "Dropout" "SpatialDropout2D": dropout::Dropout;
-    "Activation" "ReLU" "LeakyReLU" "ELU" "Softmax": activation::Activation;
+    "Dropout" "SpatialDropout1D" "SpatialDropout2D": dropout::Dropout;
+    "Activation" "ReLU" "LeakyReLU" "ELU": activation::Activation;
+    "Softmax": softmax::Softmax;
+    "TFOpLambda" "SlicingOpLambda" as "operations on tensors (`x + y`, `keras.ops`),":
+        operation::Operation;
     "Add" "Subtract" "Multiply" "Average" "Maximum" "Minimum" "Concatenate"
         as "Add, Subtract, Multiply, Average, Maximum, Minimum and Concatenate": merge::Merge;
 }

@@ -35,7 +35,7 @@ impl KerasLayer for MultiHeadAttention {
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         // Keras 2: the shapes of what it receives, which follow from the graph.
         fields.neutral(&["query_shape", "key_shape", "value_shape"]);
-        no_seed(fields)?;
+        no_seed(fields);
         for key in ["use_gate", "softmax_robust_masking"] {
             fields.must_be(key, false, "set it to false")?;
         }
@@ -290,7 +290,7 @@ fn hidden(query: &Value, value: &Value, key: &Value) -> Option<Tensor<3, Bool>> 
 }
 
 /// The scores `[batch, heads, steps, read]`, with the scores of later steps far below the others.
-fn without_later(scores: Tensor<4>) -> Tensor<4> {
+pub(super) fn without_later(scores: Tensor<4>) -> Tensor<4> {
     let dims = scores.dims();
     let [_, _, steps, read] = dims;
     // burn's mask is true outside of the triangle.

@@ -18,12 +18,9 @@ pub(super) fn channels_last(fields: &mut Fields<'_>) -> Result<(), ModelError> {
     fields.must_be("data_format", "channels_last", "use channels_last")
 }
 
-/// Layers' seeds are ignored: the one seed of the run decides.
-pub(super) fn no_seed(fields: &mut Fields<'_>) -> Result<(), ModelError> {
-    match fields.get("seed") {
-        None => Ok(()),
-        Some(_) => Err(fields.refuse("seed", "leave it out: the seed of the run decides")),
-    }
+/// Layers' seeds change nothing: the one seed of the run decides.
+pub(super) fn no_seed(fields: &mut Fields<'_>) {
+    fields.neutral(&["seed", "seed_generator", "rng_type", "force_generator"]);
 }
 
 pub(super) fn count(fields: &mut Fields<'_>, key: &'static str) -> Result<usize, ModelError> {
@@ -212,7 +209,7 @@ pub(super) fn initializer(
     let name: String = named.class.chars().filter(|c| *c != '_').collect();
     let found = known_initializer(&name.to_ascii_lowercase(), &mut options)?.ok_or_else(refuse)?;
     options.float32()?;
-    no_seed(&mut options)?;
+    no_seed(&mut options);
     options.finish()?;
     Ok(found)
 }

@@ -1,5 +1,6 @@
 //! `Permute`.
 
+use super::nd::Nd;
 use super::*;
 
 /// `keras.layers.Permute`: the axes in another order.
@@ -34,28 +35,15 @@ impl KerasLayer for Permute {
     }
 
     fn call(&self, x: Value, _: &mut Pass<'_, '_>) -> Value {
-        let axis = |i: usize| self.dims.get(i).copied().unwrap_or(i + 1);
-        Value::of(match x.flow {
-            Flow::Flat(x) => Flow::Flat(x),
-            Flow::Sequence(x) => Flow::Sequence(x.permute([0, axis(0), axis(1)].map(signed))),
-            Flow::Image(x) => {
-                let axes = [0, axis(0), axis(1), axis(2)].map(signed);
-                let permuted = x.permute([0, 2, 3, 1]).permute(axes);
-                Flow::Image(permuted.permute([0, 3, 1, 2]))
-            }
-            Flow::Volume(x) => {
-                let axes = [0, axis(0), axis(1), axis(2), axis(3)].map(signed);
-                let permuted = x.permute([0, 2, 3, 4, 1]).permute(axes);
-                Flow::Volume(permuted.permute([0, 4, 1, 2, 3]))
-            }
-        })
+        let x = Nd::of(x.flow);
+        // A plan gives as many axes as there are.
+        let axes: Vec<usize> = std::iter::once(0)
+            .chain(self.dims.iter().copied())
+            .collect();
+        Value::of(x.permute(&axes).into_flow())
     }
 
     fn changes_nothing(&self, _: Shape, _: bool) -> bool {
         self.dims.iter().copied().eq(1..=self.dims.len())
     }
-}
-
-fn signed(axis: usize) -> isize {
-    axis as isize
 }

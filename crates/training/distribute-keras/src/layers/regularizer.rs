@@ -15,7 +15,7 @@ pub struct Regularizer {
     pub l2: f64,
 }
 
-pub(super) fn regularizer(
+pub(crate) fn regularizer(
     fields: &mut Fields<'_>,
     key: &'static str,
 ) -> Result<Option<Regularizer>, ModelError> {
@@ -38,7 +38,7 @@ pub(super) fn regularizer(
 }
 
 /// The loss on a kernel.
-pub(super) fn penalty<const D: usize>(
+pub(crate) fn penalty<const D: usize>(
     regularizer: Option<Regularizer>,
     kernel: &Param<Tensor<D>>,
 ) -> Option<Tensor<1>> {

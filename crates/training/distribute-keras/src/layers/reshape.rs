@@ -1,6 +1,7 @@
 //! `Reshape`.
 
 use super::*;
+use crate::shape::MOST_AXES;
 
 /// `keras.layers.Reshape`.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,7 +50,7 @@ impl KerasLayer for Reshape {
             .iter()
             .map(|extent| extent.unwrap_or(elements / known));
         Shape::of(&dims.collect::<Vec<_>>())
-            .ok_or_else(|| "`target_shape` has more than 4 axes, or none".to_string())
+            .ok_or_else(|| format!("`target_shape` has more than {MOST_AXES} axes"))
     }
 
     /// The values in Keras' order, as examples of another shape.

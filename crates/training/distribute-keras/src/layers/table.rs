@@ -1,5 +1,10 @@
 //! The code that the table of layers generates.
 
+/// What to do about a function of one's own in a layer: the file has it as Python's bytecode.
+pub(super) const LAMBDA: &str = "its function is Python's bytecode in the file; write it with \
+                                 layers (Rescaling, Reshape, Softmax, ..) or operations on the \
+                                 tensors (`x * 2`, `x[:, 0]`, `keras.ops`)";
+
 /// Makes of the rows of the table: the layers with their options, the built layers, and what finds
 /// one by its class.
 macro_rules! layers {
@@ -50,8 +55,9 @@ macro_rules! layers {
                             "use",
                             $(layers!(@listed $class $($more)* $(as $listed)?)),+
                         );
-                        let place = fields.place();
-                        return Err(place.unsupported("this layer".to_string(), known));
+                        let remedy = if class == "Lambda" { LAMBDA } else { known };
+                        let what = "this layer".to_string();
+                        return Err(fields.place().unsupported(what, None, remedy));
                     }
                 };
                 fields.finish()?;
@@ -80,11 +86,6 @@ macro_rules! layers {
 
         /// One built layer. The names of the variants are part of the parameters' paths.
         #[derive(Module, Debug)]
-        #[expect(
-            clippy::large_enum_variant,
-            reason = "a model has some hundred layers at most, and a box would be one more path \
-                      to follow"
-        )]
         pub(crate) enum BuiltLayer {
             Plain(Plain),
             $($($($module($weights),)+)?)+

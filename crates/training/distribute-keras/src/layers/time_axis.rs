@@ -1,8 +1,8 @@
 //! What `TimeDistributed` and `Bidirectional` do beside the layers that they are made of.
 
-use std::fmt;
-
+use super::nd::Nd;
 use super::*;
+use crate::shape::MOST_AXES;
 
 /// A part of `keras.layers.TimeDistributed`, or of `Bidirectional`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,13 +31,18 @@ impl KerasLayer for TimeAxis {
     }
 
     fn output_shape_of_all(&self, inputs: &[Shape]) -> Result<Shape, String> {
-        let fits = |dims: &[usize], given: &dyn fmt::Display| {
-            let shape = Shape::of(dims);
-            shape.ok_or_else(|| format!("needs steps of values, at most images, gets {given}"))
+        let fits = |dims: &[usize]| {
+            Shape::of(dims).ok_or_else(|| format!("gives more than {MOST_AXES} axes"))
         };
         match (self, inputs) {
-            (Self::Split, [all]) => fits(&all.dims()[1..], all),
-            (Self::Join, [each, all]) => fits(&[&all.dims()[..1], &each.dims()].concat(), each),
+            (Self::Split, [all]) => match &all.dims()[..] {
+                [_, each @ ..] if !each.is_empty() => fits(each),
+                _ => Err(format!("needs steps of values, gets {all}")),
+            },
+            (Self::Join, [each, all]) => {
+                let steps = all.dims().into_iter().take(1);
+                fits(&steps.chain(each.dims()).collect::<Vec<_>>())
+            }
             (Self::Reverse, [all]) => all.needs_sequence().map(|_| *all),
             _ => Err(format!("gets {} values", inputs.len())),
         }
@@ -77,10 +82,17 @@ impl KerasLayer for TimeAxis {
 
 fn split(x: Flow) -> Flow {
     match x {
-        Flow::Flat(x) => Flow::Flat(x),
         Flow::Sequence(x) => Flow::Flat(x.flatten(0, 1)),
         Flow::Image(x) => Flow::Sequence(x.permute([0, 2, 3, 1]).flatten(0, 1)),
         Flow::Volume(x) => Flow::Image(x.permute([0, 2, 1, 3, 4]).flatten(0, 1)),
+        other => {
+            let dims = other.keras_dims();
+            let &[batch, steps, ref each @ ..] = &dims[..] else {
+                return other;
+            };
+            let dims = [&[batch * steps], each].concat();
+            Nd::of(other).reshape(&dims).into_flow()
+        }
     }
 }
 
@@ -90,20 +102,15 @@ fn joined(x: Flow, all: &[usize]) -> Flow {
         return x;
     };
     match x {
-        Flow::Flat(x) => {
-            let [_, features] = x.dims();
-            Flow::Sequence(x.reshape([batch, steps, features]))
-        }
-        Flow::Sequence(x) => {
-            let [_, width, channels] = x.dims();
-            let x = x.reshape([batch, steps, width, channels]);
-            Flow::Image(x.permute([0, 3, 1, 2]))
-        }
         Flow::Image(x) => {
             let [_, channels, height, width] = x.dims();
             let x = x.reshape([batch, steps, channels, height, width]);
             Flow::Volume(x.permute([0, 2, 1, 3, 4]))
         }
-        volume @ Flow::Volume(_) => volume,
+        other => {
+            let dims = other.keras_dims();
+            let dims = [&[batch, steps], &dims[1..]].concat();
+            Nd::of(other).reshape(&dims).into_flow()
+        }
     }
 }

@@ -10,9 +10,10 @@ use burn::tensor::{Device, Tensor, activation};
 use distribute_core::{Error, Result};
 
 use crate::head::Loss;
+use crate::layers::regularizer::penalty;
 use crate::layers::{BuiltLayer, Flow, Pass, Value, Weights};
 use crate::plan::{PlannedInput, PlannedLayer};
-use crate::{Head, Mode, ModelError, Plan, Weight};
+use crate::{Head, Mode, ModelError, Plan, PlannedWeight, Regularizer, Weight};
 use steps::{Output, Parts, Step};
 
 /// A graph of layers (`keras.Model`); a chain of them is `keras.Sequential`.
@@ -42,6 +43,9 @@ pub struct Model {
     /// Whether each layer is trained.
     #[module(skip)]
     trainable: Vec<bool>,
+    /// Losses on weights of one name in a layer.
+    #[module(skip)]
+    regularizers: Vec<(usize, &'static str, Regularizer)>,
     #[module(skip)]
     takes_tokens: bool,
     #[module(skip)]
@@ -86,6 +90,7 @@ impl Model {
             inputs: plan.inputs.clone(),
             outputs,
             trainable: plan.layers.iter().map(|layer| layer.trainable).collect(),
+            regularizers: regularizers(plan),
             takes_tokens: any(&|layer| layer.spec.layer().tokens().is_some()),
             is_synchronized: any(&|layer| layer.trainable && layer.spec.layer().is_synchronized()),
         })
@@ -310,7 +315,25 @@ impl Model {
     /// one.
     pub fn regularization_loss(&self) -> Option<Tensor<1>> {
         let losses = self.trained().flat_map(|layer| layer.built().losses());
-        losses.flatten().reduce(|sum, loss| sum + loss)
+        let others = self
+            .regularizers
+            .iter()
+            .flat_map(|(layer, name, regularizer)| {
+                let mut found = NamedWeights {
+                    name,
+                    regularizer: *regularizer,
+                    path: Vec::new(),
+                    losses: Vec::new(),
+                };
+                if let Some(layer) = self.layers.get(*layer) {
+                    layer.visit(&mut found);
+                }
+                found.losses
+            });
+        losses
+            .chain(others)
+            .flatten()
+            .reduce(|sum, loss| sum + loss)
     }
 
     fn trained(&self) -> impl Iterator<Item = &BuiltLayer> {
@@ -352,6 +375,44 @@ fn built(plan: &Plan, index: usize, weights: Vec<Weight>, device: &Device) -> Bu
         flattened: layer.flattened,
     };
     layer.spec.build(layer.trainable, weights)
+}
+
+/// The losses on weights that no option of their layer has: of trained layers that have the weight.
+fn regularizers(plan: &Plan) -> Vec<(usize, &'static str, Regularizer)> {
+    let layers = plan.layers.iter().enumerate();
+    let trained = layers.filter(|(_, layer)| layer.trainable);
+    let all = trained.flat_map(|(index, layer)| {
+        let there = layer.regularizers.iter().filter(|(name, _)| {
+            let ends = |weight: &PlannedWeight| weight.name.rsplit('/').next() == Some(name);
+            layer.weights.iter().any(ends)
+        });
+        there.map(move |(name, regularizer)| (index, *name, *regularizer))
+    });
+    all.collect()
+}
+
+/// The losses on the weights of one name in a layer.
+struct NamedWeights<'a> {
+    name: &'a str,
+    regularizer: Regularizer,
+    path: Vec<String>,
+    losses: Vec<Option<Tensor<1>>>,
+}
+
+impl ModuleVisitor for NamedWeights<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.path.last().is_some_and(|last| last == self.name) {
+            self.losses.push(penalty(Some(self.regularizer), param));
+        }
+    }
 }
 
 /// The first weight of layers that are trained, in one row.

@@ -2,8 +2,11 @@
 
 mod order;
 
-use crate::shape::tuple;
-use crate::{Arguments, Call, LayerSpec, ModelError, ModelInput, ModelSpec, PlannedWeight, Shape};
+use crate::shape::{MOST_AXES, tuple};
+use crate::{
+    Arguments, Call, LayerSpec, ModelError, ModelInput, ModelSpec, PlannedWeight, Regularizer,
+    Shape,
+};
 
 /// A model for inputs of known shapes: what [`Model`](crate::Model) is built from.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,6 +57,8 @@ pub struct PlannedLayer {
     /// The group of its weights in a file, see
     /// [`NamedLayer::saved_as`](crate::NamedLayer::saved_as).
     pub saved_as: String,
+    /// Losses on weights, see [`NamedLayer::regularizers`](crate::NamedLayer::regularizers).
+    pub regularizers: Vec<(&'static str, Regularizer)>,
     /// For a `Dense` layer behind a flattened image: that image, whose values arrive in the order
     /// (channels, height, width) where Keras has (height, width, channels).
     pub flattened: Option<(usize, usize, usize)>,
@@ -173,6 +178,7 @@ impl ModelSpec {
             weights: Vec::new(),
             trainable: layer.trainable,
             saved_as: layer.saved_as.clone(),
+            regularizers: layer.regularizers.clone(),
             flattened: None,
         });
         plan.layers.extend(unbuilt);
@@ -269,7 +275,7 @@ impl ModelSpec {
             2 if wants_image == Some(true) => &with_channel[..],
             _ => features,
         };
-        Shape::of(dims).ok_or_else(|| wrong("1 to 4 axes".to_string()))
+        Shape::of(dims).ok_or_else(|| wrong(format!("at most {MOST_AXES} axes")))
     }
 }
 

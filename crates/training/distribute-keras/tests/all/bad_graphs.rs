@@ -153,17 +153,120 @@ fn what_is_not_known_is_named_with_its_layer(
 }
 
 #[test]
-fn an_operation_on_masks_is_no_layer() {
-    let mut compared = layer("NotEqual", "n", json!({}), &[("a", 0)]);
-    let arguments = compared["inbound_nodes"][0]["args"].as_array_mut().unwrap();
-    arguments.push(json!(0));
-    let as_input = error(&[input("a"), compared, dense("b", &[("n", 0)])], "b");
-    insta::assert_snapshot!(as_input, @"m.json: layer n (NotEqual): this operation on anything but masks is not supported; use layers of Keras in its place");
-    let other = error(
-        &[input("a"), layer("NotEqual", "n", json!({}), &[("a", 0)])],
-        "n",
+fn everything_that_is_not_supported_is_named_at_once() {
+    let mut own = dense("mine", &[("a", 0)]);
+    own["module"] = json!("my_layers");
+    let argued = |name: &str| {
+        let mut layer = dense(name, &[("a", 0)]);
+        layer["inbound_nodes"][0]["kwargs"] = json!({ "training": true });
+        layer
+    };
+    let odd = json!({ "units": 4, "lora_rank": 2, "use_bias": 1, "trainable": 3 });
+    let layers = [
+        input("a"),
+        layer("Lambda", "f", json!({ "function": "4wEA" }), &[("a", 0)]),
+        layer("Lambda", "g", json!({ "function": "4wEA" }), &[("f", 0)]),
+        own,
+        layer("Dense", "odd", odd, &[("g", 0)]),
+        argued("argued"),
+        layer("Unheard", "h", json!({}), &[("odd", 0)]),
+    ];
+    let error = error(&layers, "h");
+    let ModelError::Unsupported { found, .. } = &error else {
+        panic!("{error}");
+    };
+    let names: Vec<_> = found.iter().map(|one| one.layer.as_str()).collect();
+    assert_eq!(
+        names,
+        ["f", "g", "mine", "odd", "odd", "odd", "h", "argued"]
     );
-    assert!(other.to_string().contains("layer n (NotEqual)"), "{other}");
+    let text = error.to_string();
+    for part in [
+        "6 layers are not supported as they are, for 8 reasons",
+        "layers f (Lambda), g (Lambda): this layer",
+        "this class of your own (`module` = \"my_layers\")",
+        "`lora_rank` = 2",
+        "`use_bias` = 1",
+        "`trainable` = 3",
+        "`training` = true",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn options_that_change_no_number_are_accepted() {
+    let config = json!({ "units": 4, "name": "b", "dtype": "float32", "autocast": true,
+        "kernel_initializer": { "class_name": "HeNormal", "config": { "seed": 3 } },
+        "kernel_constraint": null, "lora_rank": null, "quantization_config": null });
+    let mut first = input("a");
+    first["config"] = json!({ "batch_shape": [8, 4], "dtype": "int32", "sparse": false });
+    let layers = [
+        first,
+        layer("Dense", "b", config, &[("a", 0)]),
+        layer(
+            "Dropout",
+            "c",
+            json!({ "rate": 0.5, "seed": 7 }),
+            &[("b", 0)],
+        ),
+    ];
+    let text = model(&layers, json!(["a", 0, 0]), json!(["c", 0, 0]));
+    let plan = parse_keras_json(&text, "m.json").unwrap().plan(&[4]);
+    assert_eq!(plan.unwrap().parameters(), 20);
+}
+
+#[test]
+fn operations_that_would_mix_examples_are_refused() {
+    let operation = |class: &str, config: Value, second: Value| {
+        let mut op = layer(class, "x", config, &[("a", 0)]);
+        op["module"] = json!("keras.src.ops.numpy");
+        if !second.is_null() {
+            let arguments = op["inbound_nodes"][0]["args"].as_array_mut().unwrap();
+            arguments.push(second);
+        }
+        let text = model(&[input("a"), op], json!(["a", 0, 0]), json!(["x", 0, 0]));
+        parse_keras_json(&text, "m.json").and_then(|spec| spec.plan(&[4]).map(|_| ()))
+    };
+    operation("Add", json!({}), json!(2)).unwrap();
+    for (class, config, second, reason) in [
+        (
+            "Mean",
+            json!({ "axis": 0 }),
+            json!(null),
+            "axis of the batch",
+        ),
+        (
+            "Mean",
+            json!({ "axis": null }),
+            json!(null),
+            "axis of the batch",
+        ),
+        ("GetItem", json!({}), json!([0]), "out of the batch"),
+        (
+            "GetItem",
+            json!({}),
+            json!([{ "class_name": "__slice__", "config": {} }, 9]),
+            "position 9",
+        ),
+        (
+            "Reshape",
+            json!({ "newshape": [3, -1] }),
+            json!(null),
+            "batch",
+        ),
+        (
+            "Reshape",
+            json!({ "newshape": [-1, 3] }),
+            json!(null),
+            "another number",
+        ),
+        ("Add", json!({}), json!([1, 2, 3]), "4 and 3"),
+        ("Fft", json!({}), json!(null), "this operation"),
+    ] {
+        let error = operation(class, config, second).unwrap_err().to_string();
+        assert!(error.contains(reason), "{class}: {error}");
+    }
 }
 
 #[test]

@@ -57,8 +57,8 @@ impl Check<'_> {
         let bound = |x: f32| self.tolerance * f64::from(x.abs() + largest).max(1e-3);
         let pairs = ours.iter().zip(keras);
         let far = |(ours, keras): &(&f32, &f32)| {
-            // So that a number that is none is far too.
-            !(f64::from(**ours - **keras).abs() <= bound(**keras))
+            let off = f64::from(**ours - **keras).abs();
+            off.is_nan() || off > bound(**keras)
         };
         let wrong: Vec<_> = pairs.enumerate().filter(|(_, pair)| far(pair)).collect();
         if let Some((at, (first, expected))) = wrong.first() {

@@ -8,6 +8,7 @@ mod layers;
 mod mixed;
 mod models;
 mod options;
+mod random_images;
 mod recurrent;
 mod several;
 mod weight_files;

@@ -102,8 +102,8 @@ fn the_documents_cnn_is_the_built_in_mnist_cnn() {
 /// What a change of one value in a real file is answered with.
 #[rstest]
 #[case("\"valid\"", "\"causal\"", "padding")]
-#[case("\"channels_last\"", "\"channels_first\"", "data_format")]
-#[case("\"Flatten\"", "\"ConvLSTM2D\"", "layer")]
+#[case("\"channels_last\"", "\"channels_middle\"", "data_format")]
+#[case("\"Flatten\"", "\"Unheard\"", "layer")]
 #[case("\"relu\"", "\"my_function\"", "activation")]
 #[case("\"GlorotUniform\"", "\"MyInitializer\"", "initializer")]
 #[case(

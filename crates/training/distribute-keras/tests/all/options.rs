@@ -23,7 +23,7 @@ fn dense(units: usize, activation: impl Into<Value>) -> Value {
 
 fn unsupported(layers: &[Value]) -> String {
     match parse_keras_json(&model(layers), "m.json").unwrap_err() {
-        ModelError::Unsupported { what, .. } => what,
+        ModelError::Unsupported { found, .. } => found[0].what.clone(),
         other => panic!("{other}"),
     }
 }
@@ -99,7 +99,6 @@ fn options_of_an_activation_are_refused_by_name(#[case] config: Value, #[case] n
 #[rstest]
 #[case("Dense", json!({ "units": 3, "a_later_option": 0 }), "a_later_option")]
 #[case("Dense", json!({ "units": 3, "activity_regularizer": "l2" }), "activity_regularizer")]
-#[case("Dense", json!({ "units": 3, "bias_regularizer": "l2" }), "bias_regularizer")]
 #[case("Dense", json!({ "units": 3, "kernel_constraint": "nonneg" }), "kernel_constraint")]
 #[case("Dense", json!({ "units": 3, "data_format": "channels_last" }), "data_format")]
 #[case("Dense", json!({ "units": 3, "dtype": 32 }), "dtype")]
@@ -108,12 +107,6 @@ fn options_of_an_activation_are_refused_by_name(#[case] config: Value, #[case] n
     json!({ "units": 3, "dtype": { "class_name": "QuantizedDTypePolicy",
             "config": { "mode": "int8", "source_name": "float32" } } }),
     "dtype"
-)]
-#[case(
-    "Dense",
-    json!({ "units": 3, "kernel_initializer": { "class_name": "HeNormal",
-            "config": { "seed": 3 } } }),
-    "kernel_initializer.seed"
 )]
 #[case(
     "Dense",
@@ -133,16 +126,12 @@ fn options_of_an_activation_are_refused_by_name(#[case] config: Value, #[case] n
             "registered_name": "mine>ReLU" } }),
     "activation.module"
 )]
-#[case("Dropout", json!({ "rate": 0.5, "seed": 7 }), "seed")]
 #[case("Dropout", json!({ "rate": 0.5, "noise_shape": [1, 3] }), "noise_shape")]
 #[case("BatchNormalization", json!({ "synchronized": "yes" }), "synchronized")]
 #[case("BatchNormalization", json!({ "renorm": true }), "renorm")]
 #[case("BatchNormalization", json!({ "momentum": 1.5 }), "momentum")]
-#[case("BatchNormalization", json!({ "gamma_regularizer": "l2" }), "gamma_regularizer")]
 #[case("BatchNormalization", json!({ "epsilon": 0.0 }), "epsilon")]
-#[case("LayerNormalization", json!({ "rms_scaling": true }), "rms_scaling")]
-#[case("LayerNormalization", json!({ "axis": [1, 2] }), "axis")]
-#[case("Normalization", json!({ "invert": true }), "invert")]
+#[case("Normalization", json!({ "invert": 1 }), "invert")]
 #[case("Normalization", json!({ "mean": 1.0 }), "mean")]
 #[case("MultiHeadAttention", json!({ "num_heads": 2, "key_dim": 4, "attention_axes": [2] }),
     "attention_axes")]
@@ -158,8 +147,13 @@ fn options_of_an_activation_are_refused_by_name(#[case] config: Value, #[case] n
 #[case("SeparableConv2D", json!({ "filters": 3, "kernel_size": 3, "depthwise_constraint": "x" }),
     "depthwise_constraint")]
 #[case("Concatenate", json!({ "axis": "last" }), "axis")]
-#[case("Flatten", json!({ "data_format": "channels_first" }), "data_format")]
-#[case("Softmax", json!({ "axis": 1 }), "axis")]
+#[case("Softmax", json!({ "axis": [1, 2] }), "axis")]
+#[case("Dense", json!({ "units": 3, "bias_regularizer": "l3" }), "bias_regularizer")]
+#[case("Resizing", json!({ "height": 3, "width": 3, "antialias": true }), "antialias")]
+#[case("RandomZoom", json!({ "height_factor": "x" }), "height_factor")]
+#[case("CategoryEncoding", json!({ "num_tokens": 3, "output_mode": "x" }), "output_mode")]
+#[case("Discretization", json!({ "bin_boundaries": [2.0, 1.0] }), "bin_boundaries")]
+#[case("EinsumDense", json!({ "equation": "aa,b->c", "output_shape": 3 }), "equation")]
 #[case("GlobalAveragePooling2D", json!({ "keepdims": 1 }), "keepdims")]
 #[case("GlobalAveragePooling1D", json!({ "keepdims": 1 }), "keepdims")]
 #[case("MaxPooling2D", json!({ "pool_size": 2, "padding": 1 }), "padding")]
@@ -182,10 +176,8 @@ fn options_of_an_activation_are_refused_by_name(#[case] config: Value, #[case] n
 #[case("Permute", json!({ "dims": [1, 1] }), "dims")]
 #[case("RepeatVector", json!({ "n": 0 }), "n")]
 #[case("ZeroPadding3D", json!({ "padding": [1, 2] }), "padding")]
-#[case("InputLayer", json!({ "batch_shape": [32, 4] }), "batch_shape")]
 #[case("InputLayer", json!({ "batch_shape": [null, 4], "sparse": true }), "sparse")]
-#[case("InputLayer", json!({ "batch_shape": [null, 4], "dtype": "int32" }), "dtype")]
-#[case("InputLayer", json!({ "batch_shape": [null, 4], "dtype": "float64" }), "dtype")]
+#[case("InputLayer", json!({ "batch_shape": [null, 4], "dtype": "float16" }), "dtype")]
 fn options_of_a_layer_are_refused_by_name(
     #[case] class: &str,
     #[case] config: Value,
@@ -200,7 +192,10 @@ fn a_class_of_another_package_is_not_keras() {
     let mut own = dense(3, "relu");
     own["module"] = json!("my_layers");
     own["registered_name"] = json!("mine>Dense");
-    assert_eq!(unsupported(&[own]), "option `module` = \"my_layers\"");
+    assert_eq!(
+        unsupported(&[own]),
+        "this class of your own (`module` = \"my_layers\")"
+    );
 }
 
 fn ending(layers: &[Value], features: &[usize]) -> Result<(Head, Loss), ModelError> {

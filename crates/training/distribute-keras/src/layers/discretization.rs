@@ -1,0 +1,53 @@
+//! `Discretization`.
+
+use burn::tensor::TensorData;
+
+use super::flow::each;
+use super::*;
+
+/// `keras.layers.Discretization`: the number of the bin that a number is in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Discretization {
+    /// The numbers at which the next bin begins, in order.
+    pub bin_boundaries: Vec<f64>,
+}
+
+impl KerasLayer for Discretization {
+    fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
+        fields.neutral(&["num_bins", "epsilon"]);
+        fields.must_be("sparse", false, "set it to false")?;
+        let remedy = "use int, and a CategoryEncoding behind the layer";
+        fields.must_be("output_mode", "int", remedy)?;
+        let boundaries = fields.get("bin_boundaries").and_then(Json::as_array);
+        let numbers: Option<Vec<f64>> =
+            boundaries.and_then(|all| all.iter().map(Json::as_f64).collect());
+        match numbers {
+            Some(bin_boundaries) if bin_boundaries.is_sorted() => Ok(Self { bin_boundaries }),
+            _ => Err(fields.refuse(
+                "bin_boundaries",
+                "use sorted numbers; `adapt` computes them before the model is saved",
+            )),
+        }
+    }
+
+    fn call(&self, x: Value, _: &mut Pass<'_, '_>) -> Value {
+        Value::of(each!(x.flow, x => self.bins(x)))
+    }
+}
+
+impl Discretization {
+    /// How many boundaries are not above a number.
+    fn bins<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let x = x.detach();
+        let dtype = x.dtype();
+        let device = x.device().without_autodiff();
+        let zeros = Tensor::zeros(x.dims(), (&device, dtype));
+        self.bin_boundaries.iter().fold(zeros, |bins, boundary| {
+            // In f32, as the numbers are.
+            let data = TensorData::new(vec![*boundary as f32], [1; D]);
+            let boundary = Tensor::<D>::from_data(data, &device).cast(dtype);
+            let above = x.clone().greater_equal(boundary.expand(x.dims()));
+            bins + above.float().cast(dtype)
+        })
+    }
+}
