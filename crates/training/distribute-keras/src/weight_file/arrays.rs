@@ -132,13 +132,13 @@ fn paths(layer: &PlannedLayer, weight: &PlannedWeight) -> Vec<String> {
     paths
 }
 
-/// What Keras 3 calls a weight, `w.path`: a functional model inside is no part of it, nor is a layer
-/// around a model.
+/// What Keras 3 calls a weight, `w.path`: a functional model inside is no part of it, nor is a
+/// layer around a model.
 pub(super) fn keras_path(layer: &PlannedLayer, planned: &PlannedWeight) -> String {
     let between = format!("/{SAVED_LAYERS}/");
     let mut names: Vec<&str> = Vec::new();
     let mut rest = layer.name.as_str();
-    // Each part of the group is that of a model, with the layers around it; the last is the layer's.
+    // Each part of the group is a model's, with the layers around it; the last one is the layer's.
     let groups: Vec<&str> = layer.saved_as.split(&between).collect();
     for group in groups.iter().take(groups.len().saturating_sub(1)) {
         let group = group.strip_prefix(SAVED_LAYERS).unwrap_or(group);
@@ -148,7 +148,8 @@ pub(super) fn keras_path(layer: &PlannedLayer, planned: &PlannedWeight) -> Strin
             (model, rest) = rest.split_once('/').unwrap_or(("", rest));
         }
         let class = group.rsplit('/').next().unwrap_or(group);
-        let class = class.trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '_');
+        let is_number = |letter: char| letter.is_ascii_digit() || letter == '_';
+        let class = class.trim_end_matches(is_number);
         if class != "functional" && !model.is_empty() {
             names.push(model);
         }
