@@ -12,10 +12,16 @@ use crate::fields::Place;
 use crate::{Arguments, LayerSpec, ModelError};
 
 /// The operations on masks that Keras 3 writes beside the layers.
-const MASKS: [&str; 4] = ["NotEqual", "Any", "LogicalOr", "LogicalAnd"];
+const MASKS: [&str; 5] = [
+    "NotEqual",
+    "Any",
+    "LogicalOr",
+    "LogicalAnd",
+    "ConvertToTensor",
+];
 
 /// Whether an object of the list of layers may be an operation of a mask: `tokens != 0`, any value
-/// of a step another one than a `Masking` layer leaves out, or masks joined.
+/// of a step another one than a `Masking` layer leaves out, or masks joined or handed on.
 pub(super) fn is_mask(layer: &Value) -> bool {
     let compared = &layer["inbound_nodes"][0]["args"][1];
     let class = layer["class_name"].as_str().unwrap_or_default();

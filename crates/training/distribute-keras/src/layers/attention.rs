@@ -3,6 +3,7 @@
 use burn::tensor::activation;
 use distribute_core::dropout;
 
+use super::multi_head_attention::{hidden, without_hidden, without_later};
 use super::*;
 
 /// `keras.layers.Attention` (Luong et al., 2015) and `AdditiveAttention` (Bahdanau et al., 2015),
@@ -122,15 +123,9 @@ impl KerasLayer for Attention {
         }))
     }
 
+    /// The mask of the query.
     fn mask(&self, masks: &[Option<usize>], _: usize) -> Result<Option<usize>, String> {
-        if masks.iter().any(Option::is_some) {
-            Err(
-                "it receives sequences with padding; use mask_zero=False in the Embedding"
-                    .to_string(),
-            )
-        } else {
-            Ok(None)
-        }
+        Ok(first_mask(masks))
     }
 }
 
@@ -149,28 +144,40 @@ impl Built for AttentionFactors {
         inputs: Vec<Value>,
         pass: &mut Pass<'_, '_>,
     ) -> distribute_core::Result<Option<Value>> {
-        let mut inputs = inputs.into_iter().map(|value| value.flow);
-        let (Some(Flow::Sequence(query)), Some(Flow::Sequence(value))) =
-            (inputs.next(), inputs.next())
-        else {
+        let mut inputs = inputs.into_iter();
+        let (Some(query), Some(value)) = (inputs.next(), inputs.next()) else {
+            return Ok(None);
+        };
+        let mask = query.mask;
+        // Of a query that is padding nothing is read, and of a key the mask does not count.
+        let unmasked = Value::of(query.flow.clone());
+        let hidden = hidden(&unmasked, &value, &unmasked);
+        let (Flow::Sequence(query), Flow::Sequence(value)) = (query.flow, value.flow) else {
             // A plan never puts an attention on other shapes.
             return Ok(None);
         };
-        let key = match inputs.next() {
+        let key = match inputs.next().map(|key| key.flow) {
             Some(Flow::Sequence(key)) => key,
             _ => value.clone(),
         };
-        let scores = self.scores(query, key);
-        let scores = if pass.arguments.causal {
-            super::multi_head_attention::without_later(scores.unsqueeze_dim(1)).squeeze_dim(1)
-        } else {
-            scores
-        };
+        let mut scores = self.scores(query, key).unsqueeze_dim(1);
+        if pass.arguments.causal {
+            scores = without_later(scores);
+        }
+        let scores = without_hidden(scores, hidden).squeeze_dim(1);
         let mut read = activation::softmax(scores, 2);
         if let Some(rng) = pass.training().filter(|_| self.spec.dropout > 0.0) {
             read = dropout(read, self.spec.dropout, rng);
         }
-        Ok(Some(Value::of(Flow::Sequence(read.matmul(value)))))
+        let read = read.matmul(value);
+        let read = match &mask {
+            Some(mask) => read * mask.clone().unsqueeze_dim(2),
+            None => read,
+        };
+        Ok(Some(Value {
+            flow: Flow::Sequence(read),
+            mask,
+        }))
     }
 }
 

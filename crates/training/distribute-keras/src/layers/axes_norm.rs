@@ -26,11 +26,18 @@ pub(super) fn example_axes(shape: Shape, axes: &[i64]) -> Result<Vec<usize>, Str
     Ok(axes)
 }
 
-/// The shape of a weight that has a value for every place along the axes.
+/// The shape of a weight that has a value for every place along the axes, in the order in which the
+/// file lists them. Keras 3 sorts the numbers of the axes, so that -1 stands before 1, and reads
+/// the values as if they stood in the order of the axes of the input.
 pub(super) fn weight_shape(shape: Shape, axes: &[i64]) -> Vec<usize> {
     let dims = shape.dims();
-    let axes = example_axes(shape, axes).unwrap_or_default();
-    axes.iter().map(|axis| dims[*axis]).collect()
+    let mut listed: Vec<usize> = Vec::with_capacity(axes.len());
+    for axis in axes {
+        let found = example_axes(shape, &[*axis]).unwrap_or_default();
+        let new = found.first().filter(|axis| !listed.contains(axis));
+        listed.extend(new.copied());
+    }
+    listed.iter().map(|axis| dims[*axis]).collect()
 }
 
 /// The option `axis`: one, or a list.

@@ -5,7 +5,7 @@ use distribute_core::dropout;
 
 use super::dense::DenseWeights;
 use super::layout::matrix;
-use super::multi_head_attention::without_later;
+use super::multi_head_attention::{hidden, without_hidden, without_later};
 use super::*;
 
 /// `keras.layers.GroupQueryAttention` (Ainslie et al., 2023): several heads of queries share a head
@@ -131,15 +131,9 @@ impl KerasLayer for GroupedQueryAttention {
         }))
     }
 
+    /// The mask of the query.
     fn mask(&self, masks: &[Option<usize>], _: usize) -> Result<Option<usize>, String> {
-        if masks.iter().any(Option::is_some) {
-            Err(
-                "it receives sequences with padding; use mask_zero=False in the Embedding"
-                    .to_string(),
-            )
-        } else {
-            Ok(None)
-        }
+        Ok(first_mask(masks))
     }
 }
 
@@ -165,16 +159,17 @@ impl Built for GroupedAttentionWeights {
         inputs: Vec<Value>,
         pass: &mut Pass<'_, '_>,
     ) -> distribute_core::Result<Option<Value>> {
-        let mut inputs = inputs.into_iter().map(|value| value.flow);
-        let (Some(Flow::Sequence(query)), Some(Flow::Sequence(value))) =
-            (inputs.next(), inputs.next())
+        let mut inputs = inputs.into_iter();
+        let (Some(query), Some(value)) = (inputs.next(), inputs.next()) else {
+            return Ok(None);
+        };
+        let key = inputs.next().unwrap_or_else(|| value.clone());
+        let (mask, hidden) = (query.mask.clone(), hidden(&query, &value, &key));
+        let (Flow::Sequence(query), Flow::Sequence(key), Flow::Sequence(value)) =
+            (query.flow, key.flow, value.flow)
         else {
             // A plan never puts an attention on other shapes.
             return Ok(None);
-        };
-        let key = match inputs.next() {
-            Some(Flow::Sequence(key)) => key,
-            _ => value.clone(),
         };
         let [queries, keys] = self.heads;
         let query = self.split(self.query.product(query), queries);
@@ -187,14 +182,17 @@ impl Built for GroupedAttentionWeights {
         } else {
             scores
         };
-        let mut read = activation::softmax(scores, 3);
+        let mut read = activation::softmax(without_hidden(scores, hidden), 3);
         if let Some(rng) = pass.training().filter(|_| self.dropout > 0.0) {
             read = dropout(read, self.dropout, rng);
         }
         let read = read.matmul(value).swap_dims(1, 2);
         let [batch, steps, heads, width] = read.dims();
         let read = read.reshape([batch, steps, heads * width]);
-        Ok(Some(Value::of(Flow::Sequence(self.output.product(read)))))
+        Ok(Some(Value {
+            flow: Flow::Sequence(self.output.product(read)),
+            mask,
+        }))
     }
 
     fn losses(&self) -> Vec<Option<Tensor<1>>> {

@@ -238,13 +238,7 @@ impl AttentionWeights {
         } else {
             scores
         };
-        let scores = match hidden {
-            Some(hidden) => {
-                let dims = scores.dims();
-                scores.mask_fill(hidden.unsqueeze_dim::<4>(1).expand(dims), HIDDEN)
-            }
-            None => scores,
-        };
+        let scores = without_hidden(scores, hidden);
         let mut weights = activation::softmax(scores, 3);
         if let Some(rng) = pass.training().filter(|_| self.dropout > 0.0) {
             weights = dropout(weights, self.dropout, rng);
@@ -270,7 +264,7 @@ impl AttentionWeights {
 
 /// Which scores are of padding, `[batch, steps, read]`: as in Keras 3, of a step of the query that
 /// is padding too, which then reads all steps alike.
-fn hidden(query: &Value, value: &Value, key: &Value) -> Option<Tensor<3, Bool>> {
+pub(super) fn hidden(query: &Value, value: &Value, key: &Value) -> Option<Tensor<3, Bool>> {
     let padding = |value: &Value, axis| {
         let mask = value.mask.clone()?;
         Some(mask.equal_elem(0.0).unsqueeze_dim::<3>(axis))
@@ -286,6 +280,17 @@ fn hidden(query: &Value, value: &Value, key: &Value) -> Option<Tensor<3, Bool>> 
         }
         (Some(query), None) => Some(query),
         (None, read) => read,
+    }
+}
+
+/// The scores `[batch, heads, steps, read]`, with those that are of padding far below the others.
+pub(super) fn without_hidden(scores: Tensor<4>, hidden: Option<Tensor<3, Bool>>) -> Tensor<4> {
+    match hidden {
+        Some(hidden) => {
+            let dims = scores.dims();
+            scores.mask_fill(hidden.unsqueeze_dim::<4>(1).expand(dims), HIDDEN)
+        }
+        None => scores,
     }
 }
 

@@ -56,8 +56,4 @@ impl KerasLayer for RmsNormalization {
             normalizes: true,
         }))
     }
-
-    fn mask(&self, masks: &[Option<usize>], _: usize) -> Result<Option<usize>, String> {
-        Ok(first_mask(masks))
-    }
 }

@@ -17,6 +17,8 @@ pub(super) struct Step {
     pub(super) output: Shape,
     pub(super) reordered: bool,
     pub(super) without_activation: bool,
+    /// Whether the padding of its value is left out behind it.
+    pub(super) masked: bool,
 }
 
 /// The values that the last call of a layer gave beside its first one, for the steps behind it that
@@ -51,6 +53,10 @@ impl Parts {
     ) -> Option<Value> {
         self.of = (!states.is_empty()).then(|| step.clone());
         self.states = states;
+        let value = value.map(|Value { flow, mask }| Value {
+            flow,
+            mask: mask.filter(|_| step.masked),
+        });
         match step.arguments.part {
             0 => value,
             _ => self.of(step),
@@ -102,6 +108,7 @@ fn step(call: &PlannedCall) -> Step {
         arguments: call.arguments,
         output: call.output,
         reordered: call.reordered,
+        masked: call.masked_by.is_some(),
         without_activation: false,
     }
 }

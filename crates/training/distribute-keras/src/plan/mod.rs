@@ -81,7 +81,7 @@ pub struct PlannedCall {
     /// not every reader of them is a `Dense` layer that can read another order.
     pub reordered: bool,
     /// The call of the `Embedding` or `Masking` whose padding is left out of what this call gives.
-    masked_by: Option<usize>,
+    pub(crate) masked_by: Option<usize>,
 }
 
 impl PlannedLayer {

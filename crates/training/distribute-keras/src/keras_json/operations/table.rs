@@ -242,6 +242,7 @@ pub(super) const OPERATIONS: &[Row] = &[
     unary("Trunc", &[], Unary::Trunc),
     unary("Sign", &["math.sign"], Unary::Sign),
     unary("StopGradient", &["stop_gradient"], Unary::Stop),
+    unary("ConvertToTensor", &[], Unary::Identity),
     row("Cast", &["cast"], What::Cast),
     of("Mean", &["math.reduce_mean"], Reduction::Mean),
     of("Sum", &["math.reduce_sum"], Reduction::Sum),
