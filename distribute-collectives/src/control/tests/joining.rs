@@ -234,7 +234,7 @@ fn ranks_that_wait_for_another_one_are_not_blamed() {
 #[test]
 fn a_rank_that_gave_up_for_a_reason_of_its_own_is_named() {
     within_limit(|| {
-        let (sockets, mut addresses) = listeners(3);
+        let (sockets, mut addresses) = usual_listeners(3);
         let threads: Vec<_> = sockets
             .into_iter()
             .enumerate()
@@ -302,7 +302,7 @@ fn another_world_size_name_or_option_is_refused_by_both() {
 #[test]
 fn another_address_than_the_dialled_one_is_refused_by_both() {
     within_limit(|| {
-        let (listeners, addresses) = listeners(2);
+        let (listeners, addresses) = usual_listeners(2);
         let ports: Vec<u16> = listeners.iter().map(|it| it.local_addr().port()).collect();
         let reasons = on_threads(listeners.into_iter().enumerate(), |(rank, listener)| {
             let mut options = options(rank, &addresses);

@@ -10,6 +10,7 @@ mod services;
 pub(super) mod simulation;
 mod unauthenticated;
 
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -23,9 +24,21 @@ use crate::failure::Failure;
 use crate::status::GroupStatus;
 use crate::testing::{on_threads, within_limit};
 
-/// The open sockets of all ranks of a group, and the list of their addresses.
+/// The open sockets of all ranks of a group, and the list of their addresses: on a loopback address
+/// of their own, so that a rank that still dials one that is gone never finds another test there.
 fn listeners(world_size: usize) -> (Vec<BoundListener>, Vec<String>) {
-    let bind = |rank| BoundListener::bind(rank, "127.0.0.1:0", &Security::default()).unwrap();
+    static GROUPS: AtomicU16 = AtomicU16::new(0);
+    let [high, low] = GROUPS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    listeners_at(&format!("127.77.{high}.{low}:0"), world_size)
+}
+
+/// The same on the usual loopback address, for which certificates are made.
+fn usual_listeners(world_size: usize) -> (Vec<BoundListener>, Vec<String>) {
+    listeners_at("127.0.0.1:0", world_size)
+}
+
+fn listeners_at(address: &str, world_size: usize) -> (Vec<BoundListener>, Vec<String>) {
+    let bind = |rank| BoundListener::bind(rank, address, &Security::default()).unwrap();
     let listeners: Vec<_> = (0..world_size).map(bind).collect();
     let text = |listener: &BoundListener| listener.local_addr().to_string();
     let addresses = listeners.iter().map(text).collect();
@@ -79,7 +92,7 @@ fn join_all(
     world_size: usize,
     change: impl Fn(usize, &mut JoinOptions) + Sync,
 ) -> Vec<Result<Member>> {
-    let (listeners, addresses) = listeners(world_size);
+    let (listeners, addresses) = usual_listeners(world_size);
     on_threads(listeners.into_iter().enumerate(), |(rank, listener)| {
         let mut options = options(rank, &addresses);
         change(rank, &mut options);

@@ -62,7 +62,7 @@ fn a_wrong_or_missing_token_is_refused_by_both_and_never_shown(
 #[test]
 fn a_wrong_token_is_named_together_with_the_ranks_that_did_not_come() {
     within_limit(|| {
-        let (mut sockets, addresses) = listeners(3);
+        let (mut sockets, addresses) = usual_listeners(3);
         let (_, second, first) = (sockets.pop(), sockets.pop().unwrap(), sockets.remove(0));
         let with = |rank, token, seconds| {
             let mut options = options(rank, &addresses);
@@ -88,7 +88,7 @@ fn a_wrong_token_is_named_together_with_the_ranks_that_did_not_come() {
 #[test]
 fn a_rank_with_a_wrong_token_does_not_keep_the_right_one_out() {
     within_limit(|| {
-        let (mut sockets, addresses) = listeners(2);
+        let (mut sockets, addresses) = usual_listeners(2);
         let (second, first) = (sockets.pop().unwrap(), sockets.pop().unwrap());
         let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
         let with = |rank, token| {
@@ -278,7 +278,7 @@ fn a_client_without_a_certificate_gets_nowhere() {
             .with_root_certificates(roots)
             .with_no_client_auth();
         bare.alpn_protocols = tls(good.clone()).client.alpn_protocols.clone();
-        let (mut sockets, addresses) = listeners(4);
+        let (mut sockets, addresses) = usual_listeners(4);
         let (listener, mut options) = (sockets.remove(0), options(0, &addresses));
         options.rendezvous_timeout = Duration::from_secs(2);
         options.security = Security::default().tls(good);
