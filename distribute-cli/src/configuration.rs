@@ -113,15 +113,14 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
     let epochs = epochs.unwrap_or(dataset.default_epochs());
     // Invalid values are refused when the optimizer is built.
     let rate = optimizer(args).ok().map(|built| built.learning_rate());
+    let mut optimizer_and_options = args.optimizer_name().to_string();
+    if let Some(options) = named.as_ref().and_then(OptimizerName::options) {
+        optimizer_and_options = format!("{optimizer_and_options}:{options}");
+    }
     vec![
         (
             "--optimizer",
-            text(Some(args.optimizer_name())),
-            Scope::Result,
-        ),
-        (
-            "the options of --optimizer",
-            named.as_ref().and_then(OptimizerName::options),
+            text(Some(optimizer_and_options)),
             Scope::Result,
         ),
         // The value may come from the model file; the resulting value is compared.
@@ -661,6 +660,8 @@ mod tests {
     /// A value of every flag that two processes could differ in.
     const OTHERS: &[&str] = &[
         "--optimizer sgd",
+        "--optimizer adam:beta_1=0.8",
+        "--class-weight 0=2",
         "--learning-rate 0.5",
         "--l2 0.01",
         "--drop-remainder",

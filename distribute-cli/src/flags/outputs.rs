@@ -9,8 +9,9 @@ use distribute_core::checkpoint::claimed;
 
 /// The ids of flags whose paths are read or have other rules. Every other flag with a path names an
 /// output.
-const READ: [&str; 9] = [
+const READ: [&str; 11] = [
     "certs",
+    "checkpoint",
     "checkpoint_dir",
     "config",
     "data_dir",
@@ -19,6 +20,7 @@ const READ: [&str; 9] = [
     "golden",
     "pjrt_plugin",
     "second",
+    "weights",
 ];
 const CHECKPOINTS: &str = "--checkpoint-dir";
 
@@ -116,6 +118,7 @@ mod tests {
             "out",
             "picture",
             "predictions",
+            "to",
             "trace",
         ];
         assert_eq!(written, known);
