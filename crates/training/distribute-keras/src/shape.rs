@@ -14,7 +14,7 @@ pub enum Shape {
     Image(usize, usize, usize),
     /// `(depth, height, width, channels)`.
     Volume(usize, usize, usize, usize),
-    /// Any other number of axes: none, or up to [`MOST_AXES`].
+    /// Any other number of axes: none, or up to 6.
     Other(Extents),
 }
 
