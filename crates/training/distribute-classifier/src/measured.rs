@@ -18,8 +18,8 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// This loss with these metrics, in the order in which they are logged, of a model with so many
-    /// outputs.
+    /// This loss with these metrics, in the order in which they are logged, of a model with
+    /// this number of outputs.
     #[must_use]
     pub fn new(loss: LossName, metrics: &[KerasMetric], outputs: usize) -> Self {
         Self {

@@ -238,8 +238,8 @@ impl Objective {
     }
 
     /// The [sums](KerasMetric::sums) of one of Keras' metrics over this replica's batch. The metric
-    /// of their totals over all replicas and batches is in the logs, behind those of
-    /// [`measure`](Self::measure) and [`metric`](Self::metric).
+    /// of their totals over all replicas and batches is in the logs, after the metrics
+    /// of [`measure`](Self::measure) and [`metric`](Self::metric).
     pub fn totals(mut self, metric: KerasMetric, sums: Tensor<1>) -> Self {
         self.totals.push((metric, sums));
         self

@@ -286,7 +286,7 @@ fn a_launcher_that_hangs_or_is_killed_at_a_door_keeps_no_other_out() {
             let attempt = Duration::from_secs(1);
             while !killed.session.avoid.contains(&1) {
                 let joined = timeout(attempt, killed.join(Vec::new())).await;
-                assert!(!matches!(joined, Ok(Ok(_))), "nobody answers there");
+                assert!(!matches!(joined, Ok(Ok(_))), "no launcher answers there");
             }
             let mut joined = timeout(attempt, last.join(Vec::new())).await;
             while !matches!(joined, Ok(Ok(_))) {

@@ -35,8 +35,8 @@ use crate::thread_scope::ThreadScope;
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// At most for this long, changes of who is connected are gathered and told as one.
 const GATHERING_MAX: Duration = Duration::from_millis(10);
-/// They are gathered for so many times as long as it took to tell the last ones: at once in a job
-/// of a few hosts, and in a job of many hosts the relay has time for the posts.
+/// Changes are gathered for this multiple of the time that sending the last ones took: in a job of
+/// a few hosts they are sent at once, and in a job of many hosts the relay has time for the posts.
 const GATHERING_PER_TELLING: u32 = 10;
 /// How often the same refusal is reported.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);

@@ -132,8 +132,8 @@ impl Counts {
         }
     }
 
-    /// Whether at least so many tests passed, all that ran did, and no program ended before it had
-    /// told a result.
+    /// Whether at least `least` tests passed, none failed, and no program ended before it had told
+    /// a result.
     pub(super) fn all_passed(&self, least: usize) -> bool {
         self.passed >= least && self.failed == 0 && self.without_result == 0
     }

@@ -76,7 +76,7 @@ impl<'a> File<'a> {
                 };
                 self.chunked(&chunks, stored)
             }
-            _ => Err("its values are those of other data sets".to_string()),
+            _ => Err("its values are in other data sets".to_string()),
         }
     }
 

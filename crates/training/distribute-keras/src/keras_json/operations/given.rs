@@ -78,7 +78,7 @@ impl Given {
         }
     }
 
-    /// What nobody asked for, and is not a usual value.
+    /// An argument that was not read and has not its default value.
     pub(super) fn left(&self) -> Option<(&str, &Argument)> {
         let is_usual = |key: &str, argument: &Argument| match (key, argument) {
             ("tensorflow", _) => true,
