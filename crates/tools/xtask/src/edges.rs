@@ -73,8 +73,13 @@ const CRATES: &[Row] = &[
     ),
     row("distribute-net", MayUse::Only(&["distribute-error"]), false),
     row(
-        "distribute-readers",
+        "distribute-pipeline",
         MayUse::Only(&["distribute-core", "distribute-error"]),
+        false,
+    ),
+    row(
+        "distribute-readers",
+        MayUse::Only(&["distribute-core", "distribute-error", "distribute-pipeline"]),
         false,
     ),
     row(
@@ -100,7 +105,12 @@ const CRATES: &[Row] = &[
     ),
     row(
         "distribute-data",
-        MayUse::Only(&["distribute-core", "distribute-error", "distribute-readers"]),
+        MayUse::Only(&[
+            "distribute-core",
+            "distribute-error",
+            "distribute-pipeline",
+            "distribute-readers",
+        ]),
         true,
     ),
     row(
@@ -187,6 +197,7 @@ const CRATES: &[Row] = &[
             "distribute-kernels",
             "distribute-learner",
             "distribute-models",
+            "distribute-pipeline",
             "distribute-ps",
             "distribute-readers",
             "distribute-tpu-xla",
