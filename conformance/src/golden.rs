@@ -76,6 +76,8 @@ families! {
     Schedules "schedules",
     /// Batch and other normalization, alone and between replicas.
     Normalization "normalization",
+    /// TFRecord files, and messages of `tf.train`.
+    Records "records",
 }
 
 impl fmt::Display for FamilyName {

@@ -5,6 +5,7 @@ use std::fmt;
 use distribute_collectives::CollectiveError;
 use distribute_core::Error;
 use distribute_core::checkpoint::CheckpointError;
+use distribute_records::{MessageError, RecordError};
 
 macro_rules! reasons {
     ($(#[$doc:meta])* $type:ident: $($variant:ident $name:literal $reason:literal,)*) => {
@@ -142,6 +143,8 @@ reasons! {
         "Fewer files than workers are refused on all workers; TensorFlow fails on the first.",
     TracedUpdate "traced-update"
         "Accumulation and averages work in every kind of step; Keras 3 fails in a traced one.",
+    CutFile "cut-file"
+        "A record file that ends early, or goes on behind its end, is an error; TensorFlow reads on.",
 }
 
 /// What became of a case that did not fail.
@@ -208,7 +211,14 @@ macro_rules! from_error {
     )*};
 }
 
-from_error!(Error, CollectiveError, CheckpointError, std::io::Error);
+from_error!(
+    Error,
+    CollectiveError,
+    CheckpointError,
+    MessageError,
+    RecordError,
+    std::io::Error
+);
 
 /// So that a step can use `?` on what it reads from a case.
 impl From<Failure> for Error {

@@ -11,6 +11,7 @@ pub(crate) mod multi_worker;
 mod normalization;
 mod parameter_server;
 mod properties;
+mod records;
 mod reduce;
 mod schedules;
 pub(crate) mod support;
@@ -44,6 +45,7 @@ pub(crate) fn adapter(family: FamilyName) -> Option<Adapter> {
         FamilyName::TrainingLoop => training_loop::check,
         FamilyName::Normalization => normalization::check,
         FamilyName::Schedules => schedules::check,
+        FamilyName::Records => records::check,
         FamilyName::Unknown => return None,
     })
 }

@@ -20,7 +20,7 @@ const MEMORY_PER_BYTE_MAX: usize = 8 << 10;
 type Target = (&'static str, fn(&[u8]));
 
 /// The targets of all crates.
-const TARGETS: [&[Target]; 10] = [
+const TARGETS: [&[Target]; 11] = [
     &distribute_blame::fuzzing::TARGETS,
     &distribute_checkpoint::fuzzing::TARGETS,
     &distribute_collectives::fuzzing::TARGETS,
@@ -31,6 +31,7 @@ const TARGETS: [&[Target]; 10] = [
     &distribute_peers::fuzzing::TARGETS,
     &distribute_ps::fuzzing::TARGETS,
     &distribute_readers::fuzzing::TARGETS,
+    &distribute_records::fuzzing::TARGETS,
 ];
 
 static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {

@@ -33,6 +33,11 @@ const CRATES: &[Row] = &[
     row("distribute-core-derive", MayUse::Only(&[]), false),
     row("distribute-error", MayUse::Only(&[]), false),
     row("distribute-features", MayUse::Only(&[]), false),
+    row(
+        "distribute-records",
+        MayUse::Only(&["distribute-error"]),
+        false,
+    ),
     row("distribute-reductions", MayUse::Only(&[]), false),
     row(
         "distribute-blame",
@@ -84,7 +89,12 @@ const CRATES: &[Row] = &[
     ),
     row(
         "distribute-fit",
-        MayUse::Only(&["distribute-core", "distribute-data", "distribute-error"]),
+        MayUse::Only(&[
+            "distribute-core",
+            "distribute-data",
+            "distribute-error",
+            "distribute-records",
+        ]),
         true,
     ),
     row(

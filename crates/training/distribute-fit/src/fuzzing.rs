@@ -98,8 +98,8 @@ mod tests {
             ("damaged", with(|bytes| bytes[20] ^= 1)),
             ("damaged-length", with(|bytes| bytes[1] ^= 1)),
             ("garbage-behind", with(|bytes| bytes.extend([0; 40]))),
-            ("no-message", crate::tensorboard::encode(&[0xff; 12])),
-            ("empty-record", crate::tensorboard::encode(&[])),
+            ("no-message", distribute_records::encode(&[0xff; 12])),
+            ("empty-record", distribute_records::encode(&[])),
             ("nothing", Vec::new()),
         ])
     }

@@ -1,6 +1,6 @@
 //! Event files that TensorBoard opens: scalars and histograms over training steps.
 //!
-//! An event file is a sequence of TFRecords (TensorFlow's `lib/io/record_writer.cc`), each holding
+//! An event file is a sequence of TFRecords (the crate `distribute-records`), each holding
 //! one `Event` protobuf message (TensorFlow's `core/util/event.proto`); the first one names the
 //! file version. Point `tensorboard --logdir` at the directory, while the training runs or later.
 //!
@@ -19,7 +19,6 @@
 
 mod event;
 mod histogram;
-mod record;
 mod resumed;
 
 use std::fs::{self, File};
@@ -29,8 +28,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use resumed::remove_points;
 
-#[cfg(test)]
-pub(crate) use record::encode;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use resumed::copy;
 
@@ -186,7 +183,8 @@ impl EventWriter {
     }
 
     fn write(&mut self, event: &Event) -> Result<(), FitError> {
-        self.buffer.extend(record::encode(&event.encode_to_vec()));
+        self.buffer
+            .extend(distribute_records::encode(&event.encode_to_vec()));
         if self.buffer.len() < BUFFER_BYTES {
             Ok(())
         } else {

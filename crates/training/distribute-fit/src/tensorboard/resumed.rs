@@ -4,10 +4,10 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 
+use distribute_records::{Compression, RecordError, RecordReader, encode};
 use prost::Message;
 
 use super::event::{Event, What};
-use super::record::masked_crc32c;
 use super::{FILE_PREFIX, failed};
 use crate::{FitError, WholeFile};
 
@@ -67,70 +67,47 @@ fn rewrite(path: &Path, is_obsolete: &mut dyn FnMut(&str, u64) -> bool) -> io::R
 
 /// Writes the records of a file that stay.
 pub(crate) fn copy(
-    mut file: &mut dyn Read,
+    file: &mut dyn Read,
     to: &mut dyn Write,
     is_obsolete: &mut dyn FnMut(&str, u64) -> bool,
 ) -> io::Result<Found> {
     let mut found = Found::default();
+    let plain = Some(Compression::Plain);
+    let records = RecordReader::new(file, "", plain).map_err(unreadable)?;
+    let mut records = records.max_record_bytes(MAX_RECORD_BYTES);
+    let mut data = Vec::new();
     loop {
-        match record(&mut file)? {
-            Record::End => return Ok(found),
+        match records.read(&mut data) {
+            Ok(true) => {}
+            Ok(false) => return Ok(found),
+            Err(RecordError::File { source, .. }) => return Err(source),
             // Nothing behind it can be told apart.
-            Record::Damaged => {
+            Err(_) => {
                 found.changes = true;
                 return Ok(found);
             }
-            Record::Whole(bytes) => {
-                let event = Event::decode(&bytes[12..bytes.len() - 4]).ok();
-                let points = event.and_then(|event| match event.what {
-                    Some(What::Summary(summary)) => Some((event.step, summary.value)),
-                    _ => None,
-                });
-                if let Some((step, values)) = points {
-                    let step = u64::try_from(step).unwrap_or(0);
-                    let mut tags = values.iter().map(|value| value.tag.as_str());
-                    if !values.is_empty() && tags.all(|tag| is_obsolete(tag, step)) {
-                        found.changes = true;
-                        continue;
-                    }
-                    found.points += 1;
-                }
-                to.write_all(&bytes)?;
-            }
         }
+        let event = Event::decode(data.as_slice()).ok();
+        let points = event.and_then(|event| match event.what {
+            Some(What::Summary(summary)) => Some((event.step, summary.value)),
+            _ => None,
+        });
+        if let Some((step, values)) = points {
+            let step = u64::try_from(step).unwrap_or(0);
+            let mut tags = values.iter().map(|value| value.tag.as_str());
+            if !values.is_empty() && tags.all(|tag| is_obsolete(tag, step)) {
+                found.changes = true;
+                continue;
+            }
+            found.points += 1;
+        }
+        to.write_all(&encode(&data))?;
     }
 }
 
-enum Record {
-    /// With its frame.
-    Whole(Vec<u8>),
-    Damaged,
-    End,
-}
-
-fn record(from: &mut impl Read) -> io::Result<Record> {
-    let mut bytes = Vec::new();
-    from.by_ref().take(12).read_to_end(&mut bytes)?;
-    if bytes.is_empty() {
-        return Ok(Record::End);
+fn unreadable(error: RecordError) -> io::Error {
+    match error {
+        RecordError::File { source, .. } => source,
+        other => io::Error::new(io::ErrorKind::InvalidData, other),
     }
-    let Some((length, crc)) = bytes.split_first_chunk::<8>() else {
-        return Ok(Record::Damaged);
-    };
-    let rest = u64::from_le_bytes(*length);
-    if crc != masked_crc32c(length).to_le_bytes() || rest > MAX_RECORD_BYTES {
-        return Ok(Record::Damaged);
-    }
-    let whole = 12 + rest + 4;
-    from.take(rest + 4).read_to_end(&mut bytes)?;
-    let is_whole = bytes.len() as u64 == whole;
-    let data_crc = |bytes: &[u8]| {
-        let (data, crc) = bytes[12..].split_at(bytes.len() - 16);
-        crc == masked_crc32c(data).to_le_bytes()
-    };
-    Ok(if is_whole && data_crc(&bytes) {
-        Record::Whole(bytes)
-    } else {
-        Record::Damaged
-    })
 }

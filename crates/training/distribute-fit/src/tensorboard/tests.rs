@@ -2,28 +2,15 @@
 
 use std::time::Duration;
 
+use distribute_records::RecordReader;
 use proptest::prelude::*;
 
 use super::*;
 
-/// Splits an event file into records and checks both checksums of each.
-fn records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
-    let mut records = Vec::new();
-    while !bytes.is_empty() {
-        let (length_bytes, rest) = bytes.split_at(8);
-        let (length_crc, rest) = rest.split_at(4);
-        assert_eq!(
-            length_crc,
-            record::masked_crc32c(length_bytes).to_le_bytes()
-        );
-        let length = u64::from_le_bytes(length_bytes.try_into().unwrap()) as usize;
-        let (data, rest) = rest.split_at(length);
-        let (data_crc, rest) = rest.split_at(4);
-        assert_eq!(data_crc, record::masked_crc32c(data).to_le_bytes());
-        records.push(data.to_vec());
-        bytes = rest;
-    }
-    records
+/// The records of an event file, whose checksums are right.
+fn records(bytes: &[u8]) -> Vec<Vec<u8>> {
+    let reader = RecordReader::new(bytes, "events", None).unwrap();
+    reader.map(Result::unwrap).collect()
 }
 
 fn events(path: &Path) -> Vec<Event> {
