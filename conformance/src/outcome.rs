@@ -144,7 +144,7 @@ reasons! {
     TracedUpdate "traced-update"
         "Accumulation and averages work in every kind of step; Keras 3 fails in a traced one.",
     CutFile "cut-file"
-        "A record file that ends early, or goes on behind its end, is an error; TensorFlow reads on.",
+        "A record file that ends early or goes on behind its end is refused; TensorFlow reads on.",
 }
 
 /// What became of a case that did not fail.

@@ -43,9 +43,13 @@ impl Compression {
 }
 
 /// RFC 1950: the method is deflate, with a window of at most 32 KiB, and the two bytes are a
-/// multiple of 31.
+/// multiple of 31. No writer of records uses a preset dictionary.
 fn is_zlib(method: u8, flags: u8) -> bool {
-    method & 15 == 8 && method >> 4 < 8 && u16::from_be_bytes([method, flags]) % 31 == 0
+    let has_dictionary = flags & 0x20 != 0;
+    method & 15 == 8
+        && method >> 4 < 8
+        && !has_dictionary
+        && u16::from_be_bytes([method, flags]) % 31 == 0
 }
 
 /// The bytes of a file behind its compression.

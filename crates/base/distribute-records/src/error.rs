@@ -53,8 +53,8 @@ pub enum RecordError {
     },
     /// The data of a record and their checksum do not agree.
     #[error(
-        "`{file}`: record {record} at byte {offset}: the checksum of its data is wrong: the file is \
-         damaged, copy or make it again, or skip bad records"
+        "`{file}`: record {record} at byte {offset}: the checksum of its data is wrong: the file \
+         is damaged, copy or make it again, or skip bad records"
     )]
     CorruptData {
         /// The file.
@@ -102,8 +102,8 @@ pub enum RecordError {
     },
     /// The compression is damaged, or another one.
     #[error(
-        "`{file}`: the {format} stream fails in record {record} at byte {offset} of the decompressed \
-         bytes: {source}; it is damaged, or not compressed that way"
+        "`{file}`: the {format} stream fails in record {record} at byte {offset} of the \
+         decompressed bytes: {source}; it is damaged, or not compressed that way"
     )]
     Compressed {
         /// The file.
@@ -151,8 +151,8 @@ pub enum RecordError {
     },
     /// The file is no longer the one that was indexed.
     #[error(
-        "`{file}` has changed since it was opened: record {record} at byte {offset} is another one; \
-         do not write to files that are read"
+        "`{file}` has changed since it was opened: record {record} at byte {offset} is another \
+         one; do not write to files that are read"
     )]
     Changed {
         /// The file.

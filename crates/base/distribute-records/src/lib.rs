@@ -7,8 +7,8 @@
 //!
 //! ```
 //! use distribute_records::{
-//!     Compression, DType, Example, Feature, FeatureSpec, RecordReader, RecordWriter, Schema, Values,
-//!     parse_example,
+//!     Compression, DType, Example, Feature, FeatureSpec, RecordReader, RecordWriter, Schema,
+//!     Values, parse_example,
 //! };
 //!
 //! let folder = tempfile::tempdir()?;

@@ -118,7 +118,8 @@ pub enum ParseError {
     },
     /// A feature of the context, which has another type or number of values.
     #[error(
-        "Name: <unknown>, Context feature: {key}.  Data types don't match. Expected type: {expected}"
+        "Name: <unknown>, Context feature: {key}.  Data types don't match. Expected type: \
+         {expected}"
     )]
     ContextDType {
         /// The feature.
@@ -128,7 +129,8 @@ pub enum ParseError {
     },
     /// A feature of the context has another number of values, or is missing.
     #[error(
-        "Inconsistent max number of elements for feature {key}: expected {expected}, but found {found}"
+        "Inconsistent max number of elements for feature {key}: expected {expected}, but found \
+         {found}"
     )]
     ContextCount {
         /// The feature.
@@ -162,8 +164,8 @@ pub enum ParseError {
     },
     /// The steps of a list have too many or too few values together.
     #[error(
-        "Feature list '{key}' has an unexpected number of values.  Total values size: {found} is not \
-         consistent with a shape of {stride} values a step"
+        "Feature list '{key}' has an unexpected number of values.  Total values size: {found} is \
+         not consistent with a shape of {stride} values a step"
     )]
     ListTotal {
         /// The list.

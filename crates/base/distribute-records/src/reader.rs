@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use crate::compression::Decompressed;
@@ -210,6 +210,31 @@ impl<R: Read> RecordReader<R> {
             found,
             expected,
         }
+    }
+}
+
+impl<R: Read + Seek> RecordReader<R> {
+    /// Goes to a place that [`record`](Self::record) and [`offset`](Self::offset) have said of the
+    /// same file. A compressed file is decompressed up to there. The reader must be new.
+    ///
+    /// # Errors
+    ///
+    /// [`RecordError`]; [`Changed`](RecordError::Changed) if the file ends before it.
+    pub fn resume(&mut self, record: u64, offset: u64) -> Result<(), RecordError> {
+        let passed = match &mut self.from {
+            Decompressed::Plain(from) => from.seek(SeekFrom::Start(offset)),
+            from => io::copy(&mut from.take(offset), &mut io::sink()),
+        };
+        let passed = passed.map_err(|source| self.unreadable(source))?;
+        (self.record, self.offset) = (record, offset);
+        if passed == offset {
+            return Ok(());
+        }
+        Err(RecordError::Changed {
+            file: self.name.clone(),
+            record,
+            offset,
+        })
     }
 }
 

@@ -84,7 +84,12 @@ const CRATES: &[Row] = &[
     ),
     row(
         "distribute-readers",
-        MayUse::Only(&["distribute-core", "distribute-error", "distribute-pipeline"]),
+        MayUse::Only(&[
+            "distribute-core",
+            "distribute-error",
+            "distribute-pipeline",
+            "distribute-records",
+        ]),
         false,
     ),
     row(

@@ -38,6 +38,7 @@ mod npz_writer;
 mod places;
 mod source;
 mod split;
+pub mod streams;
 mod table;
 mod table_start;
 mod text;

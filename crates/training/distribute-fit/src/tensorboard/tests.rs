@@ -191,6 +191,6 @@ fn a_histogram_has_the_bytes_that_tensorboard_writes() {
         step: 300,
         what: Some(What::Summary(Summary { value: vec![value] })),
     };
-    let record = record::encode(&event.encode_to_vec());
+    let record = distribute_records::encode(&event.encode_to_vec());
     assert_eq!(hex::encode(&record), GOLDEN[2]);
 }

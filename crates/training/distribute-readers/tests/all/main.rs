@@ -9,4 +9,5 @@ mod files;
 mod hostile;
 mod inputs;
 mod sizes;
+mod streams;
 mod taken_for;
