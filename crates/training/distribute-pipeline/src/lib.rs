@@ -9,8 +9,8 @@
 //! ```
 //! use distribute_pipeline::{Source, Stream, range};
 //!
-//! let squares = range(0..5).map(|x| 4 * x * x);
-//! let mut batches = squares.batch(2).stream();
+//! let squares = range(0..10).map(|x| x * x).stream();
+//! let mut batches = squares.filter(|x| x % 2 == 0).batch(2);
 //! assert_eq!(batches.next()?, Some(vec![0, 4]));
 //! let saved = batches.state()?;
 //! assert_eq!(batches.next()?, Some(vec![16, 36]));
@@ -39,19 +39,24 @@
     clippy::unwrap_used
 )]
 
+mod ahead;
+mod array;
 pub mod contract;
 mod count;
 mod error;
 mod permutation;
 mod random;
+mod room;
 pub mod source;
 mod state;
 pub mod stream;
 
+pub use array::Array;
 pub use count::{Cardinality, Count};
 pub use error::{BoxError, PipelineError, Result};
 pub use permutation::Permutation;
 pub use random::{ElementRng, element_rng};
+pub use room::AUTOTUNE;
 pub use source::{Source, from_fn, items, mix, range};
 pub use state::{State, StateReader};
 pub use stream::Stream;

@@ -230,6 +230,14 @@ impl<'a> StateReader<'a> {
         })
     }
 
+    /// All elements that are left, in order.
+    ///
+    /// # Errors
+    /// If one is of another type.
+    pub fn all_items<T: DeserializeOwned>(&mut self) -> Result<Vec<T>> {
+        (0..self.items_left()).map(|_| self.item()).collect()
+    }
+
     /// How many elements are left.
     pub fn items_left(&self) -> usize {
         self.items.len()

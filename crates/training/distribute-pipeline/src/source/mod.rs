@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use batch::Batch;
+pub(crate) use batch::check_size;
 pub use cache::Cache;
 pub use concatenate::Concatenate;
 pub use enumerate::Enumerate;
@@ -32,6 +33,7 @@ pub use mix::{Mix, mix};
 pub use range::{Range, range};
 pub use repeat::Repeat;
 pub use shard::Shard;
+pub(crate) use shard::check_shard;
 pub use shuffle::Shuffle;
 pub use skip::Skip;
 pub use take::Take;
@@ -118,10 +120,7 @@ pub trait Source: Send + Sync {
     }
 
     /// The elements one after the other, in the order of their indices. Its state is an epoch and
-    /// an index. Threads that read ahead are added behind it: [`Stream::prefetch`], and
-    /// [`SourceStream::threads`].
-    ///
-    /// [`Stream::prefetch`]: crate::Stream::prefetch
+    /// an index.
     fn stream(self) -> SourceStream<Self>
     where
         Self: Sized,

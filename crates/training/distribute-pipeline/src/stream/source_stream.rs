@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::Stream;
+use super::{ShuffledSource, Stream};
 use crate::source::{ENDLESS, Source};
 use crate::{Cardinality, Result, State};
 
@@ -28,11 +28,12 @@ impl<S> SourceStream<S> {
     }
 }
 
-/// How many elements a source has, as a stream.
-pub(crate) fn cardinality_of(source: &(impl Source + ?Sized)) -> Cardinality {
-    match source.len() {
-        ENDLESS => Cardinality::Infinite,
-        len => Cardinality::Known(len),
+impl<S: Source> SourceStream<S> {
+    /// Another order, drawn from a buffer of the next `buffer` indices (TensorFlow: `shuffle`): the
+    /// elements themselves are read when they are drawn, and none is part of the state.
+    /// [`Source::shuffle`] needs no buffer, and shuffles over the whole source.
+    pub fn shuffle(self, buffer: u64, seed: u64) -> ShuffledSource<S> {
+        ShuffledSource::new(self.source, buffer, seed)
     }
 }
 
@@ -65,7 +66,10 @@ impl<S: Source> Stream for SourceStream<S> {
     }
 
     fn cardinality(&self) -> Cardinality {
-        cardinality_of(&self.source)
+        match self.source.len() {
+            ENDLESS => Cardinality::Infinite,
+            len => Cardinality::Known(len),
+        }
     }
 
     fn check(&self) -> Result<()> {

@@ -1,0 +1,79 @@
+//! The elements behind the first ones.
+
+use super::Stream;
+use crate::{Cardinality, Count, Result, State};
+
+const STAGE: &str = "skip";
+
+/// [`Stream::skip`].
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct Skip<S> {
+    input: S,
+    count: Count,
+    skipped: u64,
+}
+
+impl<S> Skip<S> {
+    pub(super) fn new(input: S, count: Count) -> Self {
+        Self {
+            input,
+            count,
+            skipped: 0,
+        }
+    }
+}
+
+impl<S: Stream> Stream for Skip<S> {
+    type Item = S::Item;
+
+    fn next(&mut self) -> Result<Option<S::Item>> {
+        // To skip all, nothing need be read.
+        let Count::Exactly(count) = self.count else {
+            return Ok(None);
+        };
+        while self.skipped < count {
+            if self.input.next()?.is_none() {
+                return Ok(None);
+            }
+            self.skipped += 1;
+        }
+        self.input.next()
+    }
+
+    fn start(&mut self, epoch: u64) -> Result<()> {
+        self.skipped = 0;
+        self.input.start(epoch)
+    }
+
+    fn state(&self) -> Result<State> {
+        Ok(State::new(STAGE)
+            .number(self.skipped)
+            .inner(self.input.state()?))
+    }
+
+    fn restore(&mut self, state: &State) -> Result<()> {
+        let mut state = state.read(STAGE)?;
+        self.skipped = state.number_to(self.count.of(u64::MAX))?;
+        self.input.restore(state.inner()?)?;
+        state.finish()
+    }
+
+    fn cardinality(&self) -> Cardinality {
+        self.input.cardinality().without_first(self.count)
+    }
+
+    super::as_input!(check, file);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Source, Stream, contract, range};
+
+    #[test]
+    fn keeps_the_contract_at_every_count() {
+        for count in [-1, 0, 1, 5, 9, 12] {
+            contract::check_stream(|| range(0..9).stream().skip(count)).unwrap();
+        }
+    }
+}
