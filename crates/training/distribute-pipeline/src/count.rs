@@ -64,7 +64,8 @@ impl Cardinality {
         match (self, times) {
             (_, Count::Exactly(0)) | (Self::Known(0), _) => Self::Known(0),
             (Self::Known(count), Count::Exactly(times)) => Self::Known(count.saturating_mul(times)),
-            (Self::Known(_), Count::All) => Self::Infinite,
+            // As TensorFlow says, though it may be nothing that is repeated.
+            (_, Count::All) => Self::Infinite,
             (other, _) => other,
         }
     }
@@ -92,7 +93,6 @@ impl Cardinality {
         match (self, count) {
             (Self::Known(known), count) => Self::Known(count.of(known)),
             (Self::Infinite, Count::Exactly(count)) => Self::Known(count),
-            (_, Count::Exactly(0)) => Self::Known(0),
             (other, _) => other,
         }
     }
@@ -100,6 +100,7 @@ impl Cardinality {
     /// That of what comes behind the first elements.
     pub(crate) fn without_first(self, count: Count) -> Self {
         match (self, count) {
+            (Self::Unknown, _) => Self::Unknown,
             (_, Count::All) => Self::Known(0),
             (Self::Known(known), Count::Exactly(count)) => Self::Known(known.saturating_sub(count)),
             (other, _) => other,

@@ -94,6 +94,15 @@ impl State {
         Err(reader.fault(format!("it is one of `{}`", self.stage)))
     }
 
+    /// About how many bytes it takes: those of the elements, and some for every stage.
+    pub fn size(&self) -> usize {
+        let own = self.stage.len() + 8 * self.numbers.len() + self.own_bytes();
+        self.inner
+            .iter()
+            .map(Self::size)
+            .fold(own, usize::saturating_add)
+    }
+
     /// The state as bytes, with a version.
     ///
     /// # Errors

@@ -123,11 +123,11 @@ impl<T: Serialize + DeserializeOwned + Send> SavedItem for T {}
 
 /// The elements of a stream as an iterator: [`Stream::elements`].
 #[derive(Debug)]
-pub struct Elements<'a, S: ?Sized> {
+pub struct Elements<'a, S> {
     stream: &'a mut S,
 }
 
-impl<S: Stream + ?Sized> Iterator for Elements<'_, S> {
+impl<S: Stream> Iterator for Elements<'_, S> {
     type Item = Result<S::Item>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -235,7 +235,10 @@ pub trait Stream: Send {
     }
 
     /// The elements that are left, as an iterator.
-    fn elements(&mut self) -> Elements<'_, Self> {
+    fn elements(&mut self) -> Elements<'_, Self>
+    where
+        Self: Sized,
+    {
         Elements { stream: self }
     }
 

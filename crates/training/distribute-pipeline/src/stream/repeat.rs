@@ -108,7 +108,7 @@ mod tests {
     fn nothing_without_end_ends() {
         let mut nothing = range(0..3).stream().filter(|_| false).repeat(-1);
         assert_eq!(nothing.next().unwrap(), None);
-        assert_eq!(nothing.cardinality(), Cardinality::Unknown);
+        assert_eq!(nothing.cardinality(), Cardinality::Infinite);
     }
 
     #[test]
