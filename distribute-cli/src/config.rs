@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 use toml::de::{DeTable, DeValue};
 
 use crate::failure::Failure;
@@ -122,12 +122,22 @@ fn nearest(name: &str, flags: &[&Arg]) -> String {
 }
 
 /// The flag as on the command line; empty for `false`.
-fn argument(flag: &Arg, name: &str, value: &DeValue<'_>) -> Option<Option<OsString>> {
+fn argument(flag: &Arg, name: &str, value: &DeValue<'_>) -> Option<Vec<OsString>> {
     if !flag.get_action().takes_values() {
         let DeValue::Boolean(on) = value else {
             return None;
         };
-        return Some(on.then(|| format!("--{name}").into()));
+        return Some(on.then(|| format!("--{name}").into()).into_iter().collect());
+    }
+    if let (DeValue::Array(items), ArgAction::Append, None) =
+        (value, flag.get_action(), flag.get_value_delimiter())
+    {
+        // A flag that is given several times.
+        let items = items.iter().map(|item| scalar(item.get_ref()));
+        let items = items.map(|item| Some(format!("--{name}={}", item?).into()));
+        return items
+            .collect::<Option<Vec<_>>>()
+            .filter(|items| !items.is_empty());
     }
     let text = match value {
         // Only flags with a list of values take a list, and not an empty one.
@@ -139,7 +149,7 @@ fn argument(flag: &Arg, name: &str, value: &DeValue<'_>) -> Option<Option<OsStri
         }
         value => scalar(value)?,
     };
-    Some(Some(format!("--{name}={text}").into()))
+    Some(vec![format!("--{name}={text}").into()])
 }
 
 /// The possible values of a key.

@@ -91,7 +91,9 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
         compiled_optimizer: _,
         targets: _,
         loss: _,
+        loss_weights: _,
         metrics: _,
+        weighted_metrics: _,
         class_weight,
         // A default value is compared like a given one.
         learning_rate: _,
@@ -126,7 +128,9 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
         // The value may come from the model file; the resulting value is compared.
         ("--loss", None, Scope::Content),
         ("--targets", None, Scope::Content),
+        ("--loss-weights", None, Scope::Content),
         ("--metrics", None, Scope::Content),
+        ("--weighted-metrics", None, Scope::Content),
         (
             "--class-weight",
             (!class_weight.is_empty()).then(|| class_weights(class_weight)),
@@ -213,6 +217,7 @@ fn of_data(args: &DataArgs) -> Vec<Entry> {
         sample_weight_column: _,
         scale: _,
         color_mode: _,
+        columns: _,
         batch_size: _,
     } = args;
     let dataset = dataset.as_ref().unwrap_or(&DatasetName::Digits);
@@ -227,6 +232,7 @@ fn of_data(args: &DataArgs) -> Vec<Entry> {
         ("--sample-weight-column", None, Scope::Content),
         ("--scale", None, Scope::Content),
         ("--color-mode", None, Scope::Content),
+        ("--columns", None, Scope::Content),
         ("--batch-size", None, Scope::Content),
     ]
 }
@@ -462,7 +468,7 @@ pub(crate) fn contents(
     share: usize,
 ) -> Result<Configuration, Failure> {
     let mut configuration = model_settings(task);
-    configuration.set("--loss", Some(task.loss.name()));
+    configuration.set("--loss", Some(task.loss_text()));
     configuration.set(
         "--metrics",
         Some(metrics(task)).filter(|names| names != ACCURACY),
@@ -478,8 +484,7 @@ const ACCURACY: &str = "accuracy";
 
 /// What is measured: processes add up the sums of the same metrics.
 fn metrics(task: &Task) -> String {
-    let names: Vec<String> = task.metrics.iter().map(ToString::to_string).collect();
-    names.join(",")
+    task.metrics_text()
 }
 
 /// The model, for the comparison with other processes: a built-in one is its name, a file what it
@@ -532,7 +537,7 @@ pub(crate) fn of_checkpoint(
             configuration.set(flag, value);
         }
     }
-    configuration.set("--loss", Some(task.loss.name()));
+    configuration.set("--loss", Some(task.loss_text()));
     // The sums of an epoch that goes on are of the same metrics.
     configuration.set("--metrics", Some(metrics(task)));
     configuration.extend(&data_settings(task, data)?);

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use distribute_classifier::{OptimizerOptions, ReadingOptions, Task, TaskOptions, listed};
+use distribute_classifier::{
+    LossName, OptimizerOptions, OutputOptions, ReadingOptions, Task, TaskOptions, listed,
+};
 use distribute_core::checkpoint::Metadata;
 use distribute_core::optim::Optimizer;
 use distribute_core::{Device, Error};
 use distribute_readers::TrainTest;
 
 use crate::failure::Failure;
-use crate::flags::{DataArgs, OptimizerName, TrainArgs, TrainingArgs};
+use crate::flags::{DataArgs, MetricList, OptimizerName, TrainArgs, TrainingArgs};
 use crate::option_names::in_flags;
 
 /// The task that `train` is asked for, and its data, ready for the model. A model that is not
@@ -26,8 +28,9 @@ pub(crate) fn opened(
         reading: args.data.reading(),
         scale: args.data.scale,
         targets: args.training.targets,
-        loss: args.training.loss,
-        metrics: args.training.metrics.as_ref().map(|list| list.0.clone()),
+        loss: args.training.loss_of_all(),
+        metrics: args.training.metrics.as_ref().and_then(MetricList::of_all),
+        outputs: args.training.outputs(),
         class_weights: args.training.class_weight.clone(),
         l2: args.training.l2,
         weights: args.weights.start(),
@@ -84,6 +87,26 @@ pub(crate) fn optimizer(args: &TrainingArgs) -> Result<Arc<dyn Optimizer>, Error
 }
 
 impl TrainingArgs {
+    /// The loss of the model, or of all outputs.
+    pub(crate) fn loss_of_all(&self) -> Option<LossName> {
+        let mut all = self.loss.iter().filter(|flag| flag.output.is_none());
+        all.next_back().map(|flag| flag.loss)
+    }
+
+    /// What the flags say of outputs by their names.
+    pub(crate) fn outputs(&self) -> OutputOptions {
+        let losses = self.loss.iter();
+        let losses = losses.filter_map(|flag| Some((flag.output.clone()?, flag.loss)));
+        let metrics = self.metrics.as_ref();
+        let weighted = self.weighted_metrics.as_ref();
+        OutputOptions {
+            losses: losses.collect(),
+            loss_weights: self.loss_weights.clone(),
+            metrics: metrics.map_or_else(Vec::new, MetricList::of_outputs),
+            weighted_metrics: weighted.map_or_else(Vec::new, |list| list.0.clone()),
+        }
+    }
+
     /// What the flags, and the model's file once it has been read, say of the optimizer.
     pub(crate) fn optimizer_options(&self) -> OptimizerOptions {
         OptimizerOptions {
@@ -117,6 +140,7 @@ impl DataArgs {
             label_column: self.label_column.clone(),
             sample_weight_column: self.sample_weight_column.clone(),
             color_mode: self.color_mode,
+            columns: self.columns.clone(),
         }
     }
 
@@ -127,5 +151,6 @@ impl DataArgs {
         self.label_column = options.label_column;
         self.sample_weight_column = options.sample_weight_column;
         self.color_mode = options.color_mode;
+        self.columns = options.columns;
     }
 }

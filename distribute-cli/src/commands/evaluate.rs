@@ -18,9 +18,11 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
     }
     let mut restored = restored(&args.restore, &args.data, &args.devices, Purpose::Evaluate)?;
     if let Some(metrics) = args.metrics {
-        restored.task.metrics = metrics.0;
+        let all = metrics.of_all().unwrap_or_default();
+        restored.task.measure_others(&all, &metrics.of_outputs())?;
     }
-    if restored.task.targets == TargetsName::Values && (args.report || args.picture.is_some()) {
+    let is_of_values = restored.task.targets == TargetsName::Values;
+    if is_of_values && (args.report || args.picture.is_some()) {
         return Err(Failure::usage(
             "--report and --picture count the answers of a classifier, and this model returns \
              values; leave them out",

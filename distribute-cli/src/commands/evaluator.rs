@@ -178,7 +178,7 @@ impl Evaluator {
             log_dir,
             output,
             told: Told::of("the evaluator"),
-            loss: args.training.loss,
+            loss: args.training.loss_of_all(),
             seen: None,
         })
     }

@@ -23,6 +23,7 @@ mod new;
 mod parameter_server;
 mod predict;
 mod predictions;
+mod predictions_of_outputs;
 mod report;
 mod restore;
 mod same_bits;

@@ -7,7 +7,8 @@ use distribute_classifier::TargetsName;
 use distribute_readers::{Array, Values, write_npz};
 use serde_json::{Map, Value, json};
 
-use super::predictions::{Predictions, most_likely, predictions};
+use super::predictions::{Predictions, io_error, most_likely, predictions};
+use super::predictions_of_outputs::OutputsTable;
 use super::restore::{Purpose, Restored, restored};
 use crate::failure::Failure;
 use crate::flags::{PredictArgs, PredictionFormat};
@@ -23,20 +24,32 @@ pub(crate) fn run(args: PredictArgs) -> Result<(), Failure> {
         check_file(path).map_err(|error| cannot_write(path, &error))?;
     }
     let restored = restored(&args.restore, &args.data, &args.devices, Purpose::Predict)?;
+    if let Some(several) = &restored.task.several {
+        let table = OutputsTable::of(&restored, several, args.probabilities)?;
+        return written(&args, |out| table.write(args.output, out));
+    }
     let table = Table {
         found: predictions(&restored)?,
         restored: &restored,
         all: args.probabilities,
     };
+    written(&args, |out| table.write(args.output, out))
+}
+
+/// Writes the predictions into their file, or on standard output.
+fn written(
+    args: &PredictArgs,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), Failure> {
     match &args.predictions {
         Some(path) => {
             let written = OutputFile::create(path).and_then(|mut file| {
-                table.write(args.output, BufWriter::new(&mut file))?;
+                write(&mut BufWriter::new(&mut file))?;
                 file.finish()
             });
             written.map_err(|error| cannot_write(path, &error))
         }
-        None => match table.write(args.output, BufWriter::new(io::stdout().lock())) {
+        None => match write(&mut BufWriter::new(io::stdout().lock())) {
             // The reader of the output has closed the pipe.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             result => result.map_err(|error| cannot_write(Path::new("standard output"), &error)),
@@ -188,13 +201,5 @@ impl Table<'_> {
             ("label", &labels),
             ("probabilities", &all),
         ])
-    }
-}
-
-/// The operating system's error, whose kind may be a closed pipe.
-fn io_error(error: csv::Error) -> io::Error {
-    match error.into_kind() {
-        csv::ErrorKind::Io(error) => error,
-        other => io::Error::other(format!("{other:?}")),
     }
 }

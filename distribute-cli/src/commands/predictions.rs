@@ -1,5 +1,7 @@
 //! The predictions of a restored model, for `predict` and for the report of `evaluate`.
 
+use std::io;
+
 use distribute_classifier::{Batch, TargetsName};
 use distribute_core::Tensor;
 use distribute_fit::predict;
@@ -67,6 +69,14 @@ pub(super) fn most_likely(row: &[f32]) -> (usize, f32) {
             let pairs = row.iter().copied().enumerate();
             pairs.reduce(larger).unwrap_or((0, f32::NAN))
         }
+    }
+}
+
+/// The operating system's error, whose kind may be a closed pipe.
+pub(super) fn io_error(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        other => io::Error::other(format!("{other:?}")),
     }
 }
 

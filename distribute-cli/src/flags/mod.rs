@@ -25,7 +25,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use distribute_classifier::{DatasetName, LossName, ScaleName, SplitName, TargetsName};
+use distribute_classifier::{DatasetName, ScaleName, SplitName, TargetsName};
 use distribute_core::{GpuKind, LogicalDevice, Policy};
 use distribute_readers::{CsvHeader, ImageColor};
 
@@ -37,8 +37,8 @@ pub(crate) use bench::{
 pub(crate) use checks::CheckArgs;
 pub(crate) use cluster::{ClusterArgs, ClusterName, CommunicationName, TransportName, WireName};
 use dataset::delimiter;
-pub(crate) use metric_list::MetricList;
-use metric_list::class_weight;
+pub(crate) use metric_list::{LossFlag, MetricList};
+use metric_list::{class_weight, columns, loss_weight};
 pub(crate) use observing::ObservingArgs;
 pub(crate) use optimizer::OptimizerName;
 pub(crate) use other_names::instead_of;
@@ -600,6 +600,9 @@ pub(crate) struct DataArgs {
     /// The column of csv:FILE with how much each example counts [default: all count alike]
     #[arg(long, value_name = "NAME")]
     pub(crate) sample_weight_column: Option<String>,
+    /// Columns or the array of an input or output of a model [default: what is called as it]
+    #[arg(long, value_name = "NAME=COLUMN,...", value_parser = columns)]
+    pub(crate) columns: Vec<(String, Vec<String>)>,
     /// Divide values: auto (bytes by 255, unless the model rescales them), none or 255
     #[arg(
         long,
@@ -646,14 +649,25 @@ pub(crate) struct TrainingArgs {
         value_parser = dataset::targets()
     )]
     pub(crate) targets: Option<TargetsName>,
-    /// cross-entropy, mse, mae, or Keras' name, huber:delta=2 (docs/losses.md) [default: as the
-    /// model was compiled, otherwise cross-entropy, for values mse]
+    /// cross-entropy, mse, mae, or Keras' name, huber:delta=2 (docs/losses.md); of an output:
+    /// OUTPUT=NAME [default: as the model was compiled, otherwise cross-entropy, for values mse]
     #[arg(long, value_name = "NAME")]
-    pub(crate) loss: Option<LossName>,
-    /// Keras' names, such as accuracy,auc:curve=PR,f1_score (docs/losses.md) [default: as the model
-    /// was compiled, otherwise accuracy, for values mae]
+    pub(crate) loss: Vec<LossFlag>,
+    /// Factors of the losses of outputs, such as a=1,b=0.5 [default: 1]
+    #[arg(
+        long,
+        value_name = "OUTPUT=F,...",
+        value_delimiter = ',',
+        value_parser = loss_weight
+    )]
+    pub(crate) loss_weights: Vec<(String, f64)>,
+    /// Keras' names, such as accuracy,auc:curve=PR,f1_score (docs/losses.md); of an output:
+    /// OUTPUT=NAME [default: as the model was compiled, otherwise accuracy, for values mae]
     #[arg(long, value_name = "LIST")]
     pub(crate) metrics: Option<MetricList>,
+    /// Metrics that count by the weights of the examples, as those of --metrics
+    #[arg(long, value_name = "LIST")]
+    pub(crate) weighted_metrics: Option<MetricList>,
     /// How much the examples of a class count in training, such as 0=1,1=2.5 [default: 1]
     #[arg(
         long,

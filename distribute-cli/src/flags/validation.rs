@@ -64,7 +64,13 @@ impl FromStr for MonitorName {
             let metric = name.parse::<KerasMetric>();
             metric.is_ok_and(|metric| metric.name() == name)
         };
-        if name == "loss" || of_metric(name) || of_metric(base) {
+        let is_known = |name: &str| {
+            let plain = name.strip_prefix("weighted_").unwrap_or(name);
+            plain == "loss" || of_metric(plain)
+        };
+        // Of an output the name stands before it.
+        let mut tails = base.match_indices('_').map(|(at, _)| &base[at + 1..]);
+        if is_known(name) || is_known(base) || tails.any(is_known) {
             return Ok(Self(text.to_string()));
         }
         Err(distribute_error::unknown("value", text, USUAL))

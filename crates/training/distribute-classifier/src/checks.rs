@@ -1,13 +1,16 @@
 //! What is refused before a step: labels, tokens, outputs and sizes that do not fit each other.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use distribute_keras::{ModelSpec, Plan, Shape};
 use distribute_readers::{Examples, ReadError, TrainTest};
 
 use crate::dataset_name::DatasetName;
 use crate::error::TaskError;
+use crate::loss;
 use crate::rows::row_ranges;
+use crate::several::OutputTask;
 
 /// A model of more is a mistake in a file; its memory would end the program.
 const MAX_PARAMETERS: usize = 1 << 31;
@@ -58,17 +61,108 @@ pub(crate) fn tokens(examples: &Examples, spec: &ModelSpec) -> Result<(), TaskEr
     }
 }
 
+/// What a model with several inputs, of these numbers of values, reads by an embedding.
+pub(crate) fn tokens_of_inputs(
+    examples: &Examples,
+    spec: &ModelSpec,
+    widths: &[usize],
+) -> Result<(), TaskError> {
+    let mut first = 0;
+    for (input, width) in widths.iter().enumerate() {
+        first += width;
+        let Some(tokens) = spec.tokens_of(input) else {
+            continue;
+        };
+        if let Some((index, value)) = first_other_in(examples, tokens, first - width..first)? {
+            return Err(TaskError::NotToken {
+                set: examples.name().to_string(),
+                index,
+                value,
+                model: format!("{}, input {},", spec.name, spec.inputs[input].name),
+                tokens,
+            });
+        }
+    }
+    Ok(())
+}
+
 /// The first value that is no token number, and its example.
 fn first_other(examples: &Examples, tokens: usize) -> Result<Option<(usize, f32)>, ReadError> {
+    let width = examples.feature_shape().iter().product::<usize>().max(1);
+    first_other_in(examples, tokens, 0..width)
+}
+
+/// The same of these values of every example.
+fn first_other_in(
+    examples: &Examples,
+    tokens: usize,
+    places: Range<usize>,
+) -> Result<Option<(usize, f32)>, ReadError> {
     let is_token = |x: &f32| x.fract() == 0.0 && (0.0..tokens as f32).contains(x);
     let width = examples.feature_shape().iter().product::<usize>().max(1);
     for range in row_ranges(examples, examples.len()) {
         let values = examples.features_f32(&range.clone().collect::<Vec<_>>())?;
-        if let Some(place) = values.iter().position(|value| !is_token(value)) {
-            return Ok(Some((range.start + place / width, values[place])));
+        for (row, values) in values.chunks_exact(width).enumerate() {
+            let mut own = values[places.clone()].iter();
+            if let Some(value) = own.find(|value| !is_token(value)) {
+                return Ok(Some((range.start + row, *value)));
+            }
         }
     }
     Ok(None)
+}
+
+/// Refuses targets of an output that are no classes of it, or no probabilities where its loss wants
+/// them.
+pub(crate) fn targets_of(
+    examples: &Examples,
+    output: &OutputTask,
+    model: &str,
+    dataset: &DatasetName,
+) -> Result<(), TaskError> {
+    let Some(place) = output.measured.target else {
+        return Ok(());
+    };
+    let classes = output.features();
+    let is_of_probabilities = loss::wants_probabilities(&output.measured.loss);
+    let is_right = |value: f32| match (place.is_class, is_of_probabilities) {
+        (true, _) => value.fract() == 0.0 && (0.0..classes as f32).contains(&value),
+        (false, true) => (0.0..=1.0).contains(&value),
+        (false, false) => true,
+    };
+    for range in row_ranges(examples, examples.len()) {
+        let rows: Vec<usize> = range.collect();
+        let values = examples.labels_f32(&rows)?;
+        let width = (values.len() / rows.len().max(1)).max(1);
+        for (values, row) in values.chunks_exact(width).zip(&rows) {
+            let own = &values[place.first..place.first + place.width];
+            let Some(wrong) = own.iter().find(|value| !is_right(**value)) else {
+                continue;
+            };
+            let row = examples.rows()[*row];
+            let model = format!("{model}, output {},", output.name);
+            let dataset = dataset.to_string();
+            return Err(if place.is_class {
+                TaskError::UnknownClass {
+                    dataset,
+                    set: examples.name().to_string(),
+                    row,
+                    label: wrong.floor() as i64,
+                    model,
+                    classes,
+                }
+            } else {
+                TaskError::NotProbability {
+                    dataset,
+                    row,
+                    value: *wrong,
+                    model,
+                    loss: output.measured.loss.name(),
+                }
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a number of classes that one wrong label has made: it is the largest label plus one
@@ -124,7 +218,7 @@ fn names(data: &TrainTest, dataset: &DatasetName) -> Result<(), TaskError> {
     })
 }
 
-/// Refuses a model that is no classifier, or has nothing to train.
+/// Refuses a model that is no classifier.
 pub(crate) fn outputs(plan: &Plan) -> Result<(), TaskError> {
     if !matches!(plan.output(), Shape::Flat(_)) {
         return Err(TaskError::OutputShape {
@@ -132,6 +226,11 @@ pub(crate) fn outputs(plan: &Plan) -> Result<(), TaskError> {
             shape: plan.output().to_string(),
         });
     }
+    Ok(())
+}
+
+/// Refuses a model that has nothing to train.
+pub(crate) fn trained(plan: &Plan) -> Result<(), TaskError> {
     if plan.trained_parameters() == 0 {
         let advice = match plan.parameters() {
             0 => "add a layer with weights",

@@ -150,6 +150,14 @@ pub enum TaskError {
         /// The files it should hold.
         files: String,
     },
+    /// Inputs or outputs of a model, and the data by their names, that do not fit each other.
+    #[error("{model}: {what}")]
+    NamedData {
+        /// The model.
+        model: String,
+        /// What does not fit, and what to do.
+        what: String,
+    },
     /// Names where values are asked for.
     #[error(
         "{dataset}: the labels are names of classes, such as {name}, and no values; leave out \

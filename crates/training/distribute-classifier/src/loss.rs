@@ -1,7 +1,7 @@
 //! The loss of a model: what was asked for, or what its file says that it was compiled with.
 
 use distribute_data::{KerasMetric, LossFunction};
-use distribute_keras::{Compiled, Head, Plan};
+use distribute_keras::{Compiled, CompiledMetric, Head};
 use serde_json::Value;
 
 use crate::error::TaskError;
@@ -21,20 +21,31 @@ pub(crate) fn compiled_loss(
     let Some((compiled, name)) = compiled.and_then(|it| Some((it, it.loss.as_deref()?))) else {
         return Ok(None);
     };
+    of_compiled(name, &compiled.loss_arguments, model, outputs).map(Some)
+}
+
+/// The loss of this name and with these arguments.
+///
+/// # Errors
+/// If it is not here.
+pub(crate) fn of_compiled(
+    name: &str,
+    arguments: &[(String, Value)],
+    model: &str,
+    outputs: usize,
+) -> Result<LossName, TaskError> {
     let named = LossFunction::named(name);
     let function = named.and_then(|(_, function)| {
-        let options = compiled.loss_arguments.iter();
-        options
-            .into_iter()
-            .try_fold(function, |function, (key, value)| {
-                function.with_option(key, &text(value)).ok()
-            })
+        let mut options = arguments.iter();
+        options.try_fold(function, |function, (key, value)| {
+            function.with_option(key, &text(value)).ok()
+        })
     });
     match function {
-        Some(function) => Ok(Some(LossName::of(function, None))),
+        Some(function) => Ok(LossName::of(function, None)),
         None => Err(TaskError::OtherLoss {
             model: model.to_string(),
-            loss: described(name, compiled),
+            loss: described(name, arguments),
             outputs,
         }),
     }
@@ -52,27 +63,28 @@ pub(crate) fn text(value: &Value) -> String {
 ///
 /// # Errors
 /// If it is none for them.
+///
+/// The model, or the output that is meant, has this name, ends with this head and has this many
+/// outputs.
 pub(crate) fn resolved(
     asked: Option<LossName>,
-    plan: &Plan,
+    (name, head, outputs): (&str, Head, usize),
     targets: TargetsName,
 ) -> Result<LossName, TaskError> {
-    let head = plan.head();
-    let outputs = plan.output().elements();
     if targets == TargetsName::Values {
-        return of_values(asked, plan, head, outputs);
+        return of_values(asked, name, head, outputs);
     }
     let chosen = asked.map_or(LossName::CrossEntropy, |asked| {
         usual(asked, head, outputs).unwrap_or(asked)
     });
     if outputs == 1 && head == Head::Linear && chosen.is_of_values() {
         return Err(TaskError::Regression {
-            model: plan.name.clone(),
+            model: name.to_string(),
         });
     }
     if outputs == 1 && is_of_classes(&chosen) {
         return Err(TaskError::LossOfClasses {
-            model: plan.name.clone(),
+            model: name.to_string(),
             loss: chosen.name(),
             outputs,
             targets: "classes",
@@ -119,7 +131,7 @@ fn usual(asked: LossName, head: Head, outputs: usize) -> Option<LossName> {
 
 fn of_values(
     asked: Option<LossName>,
-    plan: &Plan,
+    name: &str,
     head: Head,
     outputs: usize,
 ) -> Result<LossName, TaskError> {
@@ -146,7 +158,7 @@ fn of_values(
     );
     if is_sparse || outputs == 1 && is_of_classes(&chosen) {
         return Err(TaskError::LossOfClasses {
-            model: plan.name.clone(),
+            model: name.to_string(),
             loss: chosen.name(),
             outputs,
             targets: "values",
@@ -175,12 +187,12 @@ pub(crate) fn wants_probabilities(loss: &LossName) -> bool {
 }
 
 /// What is measured if nothing else is said.
-pub(crate) fn usual_metric(loss: &LossName, plan: &Plan, targets: TargetsName) -> KerasMetric {
+pub(crate) fn usual_metric(loss: &LossName, head: Head, targets: TargetsName) -> KerasMetric {
     let accuracy = KerasMetric::accuracy();
     if targets != TargetsName::Values {
         return accuracy;
     }
-    let name = match (plan.head(), loss) {
+    let name = match (head, loss) {
         (Head::Softmax, _) => return accuracy,
         (Head::Sigmoid, _) => "binary_accuracy",
         (Head::Linear, LossName::Mae) => "mse",
@@ -191,8 +203,13 @@ pub(crate) fn usual_metric(loss: &LossName, plan: &Plan, targets: TargetsName) -
 
 /// The metrics that the model was compiled with, and the names of what is not measured here.
 pub(crate) fn compiled_metrics(compiled: &Compiled) -> (Vec<KerasMetric>, Vec<String>) {
+    known_metrics(&compiled.metrics)
+}
+
+/// The metrics of these names and arguments, and the names of what is not measured here.
+pub(crate) fn known_metrics(names: &[CompiledMetric]) -> (Vec<KerasMetric>, Vec<String>) {
     let (mut known, mut others) = (Vec::new(), Vec::new());
-    for (name, options) in &compiled.metrics {
+    for (name, options) in names {
         let options: Vec<String> = options
             .iter()
             .map(|(key, value)| format!("{key}={}", text(value)))
@@ -206,9 +223,9 @@ pub(crate) fn compiled_metrics(compiled: &Compiled) -> (Vec<KerasMetric>, Vec<St
     (known, others)
 }
 
-fn described(name: &str, compiled: &Compiled) -> String {
-    let arguments = compiled.loss_arguments.iter();
+fn described(name: &str, arguments: &[(String, Value)]) -> String {
     let arguments: Vec<String> = arguments
+        .iter()
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
     if arguments.is_empty() {

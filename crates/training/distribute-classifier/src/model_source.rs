@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::error::TaskError;
 use crate::loss;
 use crate::loss_name::LossName;
+use crate::several;
 
 /// The source of a model.
 #[derive(Debug, Clone)]
@@ -41,6 +42,15 @@ impl Source {
         self.file.as_ref()?;
         let plan = spec.plan(examples.feature_shape()).ok()?;
         Some((plan.head(), plan.output().elements()))
+    }
+
+    /// Whether the model of a file returns an image or a sequence for such examples.
+    pub(crate) fn needs_several(&self, spec: &ModelSpec, examples: &Examples) -> bool {
+        let plan = self
+            .file
+            .as_ref()
+            .and_then(|_| spec.plan(examples.feature_shape()).ok());
+        !examples.is_text() && plan.is_some_and(|plan| several::is_needed(&plan))
     }
 
     /// The loss that the model of a file was compiled with.

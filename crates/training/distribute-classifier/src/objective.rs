@@ -3,15 +3,15 @@
 use burn::tensor::{Bool, FloatDType, Int, activation};
 use distribute_core::{Policy, Result, Tensor};
 use distribute_data::{
-    AverageLoss, LossFunction, binary_crossentropy, mean_squared_error, scale_regularization_loss,
-    sparse_categorical_crossentropy,
+    AverageLoss, KerasMetric, LossFunction, binary_crossentropy, mean_squared_error,
+    scale_regularization_loss, sparse_categorical_crossentropy,
 };
 use distribute_fit::{Objective, StepContext};
 use distribute_keras::{Head, Loss, Mode, Model};
 
 use crate::batches::{Answers, Batch};
 use crate::loss_name::LossName;
-use crate::measured::Measured;
+use crate::measured::{Measured, MeasuredOutput};
 
 /// Loss and accuracy of one replica's batch, computed in the policy's type.
 ///
@@ -50,36 +50,171 @@ fn forward(
     } else {
         policy.cast(input)
     };
-    let logits = policy.output(policy.model(model)?.logits(input, &mut mode)?);
+    let all = policy
+        .model(model)?
+        .logits_all(model.split_inputs(input)?, &mut mode)?;
     let counts = match targets.weights {
         Some(own) => own * weights.clone(),
         None => weights.clone(),
     };
-    let average = |ctx, per_example| AverageLoss::new().weights(counts).of(ctx, per_example);
+    let compared: Vec<Compared<'_>> = measured
+        .outputs
+        .iter()
+        .zip(model.heads())
+        .zip(all)
+        .map(|((output, head), logits)| {
+            Compared::of(output, head, policy.output(logits), &targets.answers)
+        })
+        .collect();
+    let losses: Vec<Tensor<1>> = compared.iter().map(Compared::losses).collect();
+    let scaled = losses.iter().zip(&compared).map(|(losses, compared)| {
+        let weight = compared.output.weight;
+        weight.map_or(losses.clone(), |weight| losses.clone().mul_scalar(weight))
+    });
+    // In the order of the model's outputs.
+    let sum = scaled.reduce(|sum, losses| sum + losses);
+    let sum = sum.unwrap_or_else(|| weights.zeros_like());
+    let loss = AverageLoss::new().weights(counts.clone()).of(ctx, sum)?;
     let examples = weights.clone().sum();
-    let (head, outputs) = (model.head(), logits.dims()[1]);
-    let per_example = match (&targets.answers, measured.loss) {
-        (Answers::Classes(labels), asked) if !matches!(asked, LossName::Keras { .. }) => {
-            of_classes(asked, head, logits.clone(), labels.clone())
+    let mut objective = Objective::new(loss).examples(examples.clone());
+    for (compared, losses) in compared.iter().zip(losses) {
+        if compared.output.name.is_some() {
+            let sum = (losses.detach() * counts.clone()).sum();
+            let name = compared.output.logged("loss");
+            objective = objective.metric(name, sum, examples.clone());
         }
-        (answers, asked) => of_function(asked, head, logits.clone(), dense(answers, outputs)),
-    };
-    let objective = Objective::new(average(ctx, per_example)?).examples(examples);
-    let objective = match &targets.answers {
-        Answers::Classes(labels) if measured.is_of_accuracy(head) => {
-            let predicted = most_likely(head.loss(outputs), logits);
-            objective.measure("accuracy", &right, &predicted, labels, Some(&weights))?
-        }
-        answers => {
-            let returned = match answers {
-                Answers::Classes(_) if measured.is_of_logits(head) => model.probabilities(logits),
-                _ => returned(head, logits),
-            };
-            let wanted = dense(answers, outputs);
-            measures(objective, measured, &returned, &wanted, &weights)
-        }
-    };
+        objective = compared.measured(objective, model, &weights, &counts)?;
+    }
     regularized(ctx, model, objective)
+}
+
+/// What an output gives for a batch, and what it is compared with: a row for each example, or for
+/// each place of an example's image or sequence.
+struct Compared<'a> {
+    output: &'a MeasuredOutput,
+    head: Head,
+    logits: Tensor<2>,
+    answers: Answers,
+    examples: usize,
+}
+
+impl<'a> Compared<'a> {
+    fn of(output: &'a MeasuredOutput, head: Head, logits: Tensor<2>, answers: &Answers) -> Self {
+        let [examples, values] = logits.dims();
+        let Some(place) = output.target else {
+            return Self {
+                output,
+                head,
+                logits,
+                answers: answers.clone(),
+                examples,
+            };
+        };
+        let rows = examples * (values / output.outputs.max(1));
+        let own = match answers {
+            Answers::Values(values) => values.clone().narrow(1, place.first, place.width),
+            Answers::Classes(labels) => labels.clone().reshape([examples, 1]).float(),
+        };
+        let answers = if place.is_class {
+            Answers::Classes(own.reshape([rows]).int())
+        } else {
+            Answers::Values(own.reshape([rows, output.outputs]))
+        };
+        Self {
+            output,
+            head,
+            logits: logits.reshape([rows, output.outputs]),
+            answers,
+            examples,
+        }
+    }
+
+    /// The loss of every example: the mean over its places.
+    fn losses(&self) -> Tensor<1> {
+        let (head, logits) = (self.head, self.logits.clone());
+        let outputs = logits.dims()[1];
+        let losses = match (&self.answers, self.output.loss) {
+            (Answers::Classes(labels), asked) if !matches!(asked, LossName::Keras { .. }) => {
+                of_classes(asked, head, logits, labels.clone())
+            }
+            (answers, asked) => of_function(asked, head, logits, dense(answers, outputs)),
+        };
+        let rows = losses.dims()[0];
+        if rows == self.examples {
+            return losses;
+        }
+        let places = rows / self.examples.max(1);
+        let by_example = losses.reshape([self.examples, places]);
+        by_example.mean_dim(1).reshape([self.examples])
+    }
+
+    /// Adds the metrics: by examples, and by the weights of the examples.
+    fn measured(
+        &self,
+        objective: Objective,
+        model: &Model,
+        weights: &Tensor<1>,
+        counts: &Tensor<1>,
+    ) -> Result<Objective> {
+        let (head, output) = (self.head, self.output);
+        let of_rows = |weights: &Tensor<1>| {
+            let places = self.logits.dims()[0] / self.examples.max(1);
+            match places {
+                1 => weights.clone(),
+                places => {
+                    let column = weights.clone().reshape([self.examples, 1]);
+                    column.repeat_dim(1, places).reshape([-1])
+                }
+            }
+        };
+        let mut objective = objective;
+        let only_accuracy = output.is_of_accuracy(head);
+        if let (Answers::Classes(labels), true) = (&self.answers, only_accuracy) {
+            let kind = head.loss(self.logits.dims()[1]);
+            let predicted = most_likely(kind, self.logits.clone());
+            let name = output.logged("accuracy");
+            let weights = of_rows(weights);
+            objective = objective.measure(name, &right, &predicted, labels, Some(&weights))?;
+            if output.weighted_metrics.is_empty() {
+                return Ok(objective);
+            }
+        }
+        let returned = match &self.answers {
+            Answers::Classes(_) if output.is_of_logits(head) => {
+                probabilities(model, head, self.logits.clone())
+            }
+            _ => returned(head, self.logits.clone()),
+        };
+        let returned = returned.detach().cast(FloatDType::F32);
+        let wanted = dense(&self.answers, self.logits.dims()[1]);
+        let sums = |metric: &KerasMetric, weights: &Tensor<1>| {
+            metric.sums(returned.clone(), wanted.clone(), Some(weights))
+        };
+        let is_measured = matches!(self.answers, Answers::Classes(_)) && only_accuracy;
+        let metrics = output.metrics.iter().filter(|_| !is_measured);
+        let rows = of_rows(weights);
+        for metric in metrics {
+            let name = output.logged(metric.name());
+            objective = objective.totals_as(name, *metric, sums(metric, &rows));
+        }
+        let rows = of_rows(counts);
+        for metric in &output.weighted_metrics {
+            let name = output.logged_weighted(metric);
+            objective = objective.totals_as(name, *metric, sums(metric, &rows));
+        }
+        Ok(objective)
+    }
+}
+
+/// What the numbers of an output say of every class.
+fn probabilities(model: &Model, head: Head, logits: Tensor<2>) -> Tensor<2> {
+    if model.heads().count() == 1 {
+        return model.probabilities(logits);
+    }
+    match head.loss(logits.dims()[1]) {
+        Loss::Binary | Loss::BinaryPerClass => activation::sigmoid(logits),
+        Loss::Categorical => activation::softmax(logits, 1),
+    }
 }
 
 /// The loss of every example between outputs and classes.
@@ -104,22 +239,6 @@ fn dense(answers: &Answers, outputs: usize) -> Tensor<2> {
             }
         }
     }
-}
-
-/// Adds the metrics, computed in f32.
-fn measures(
-    objective: Objective,
-    measured: &Measured,
-    returned: &Tensor<2>,
-    wanted: &Tensor<2>,
-    weights: &Tensor<1>,
-) -> Objective {
-    let returned = returned.clone().detach().cast(FloatDType::F32);
-    let metrics = measured.metrics.iter();
-    metrics.fold(objective, |objective, metric| {
-        let sums = metric.sums(returned.clone(), wanted.clone(), Some(weights));
-        objective.totals(*metric, sums)
-    })
 }
 
 /// The loss of every example by a function of Keras, of the logits where the model's head allows
@@ -261,20 +380,29 @@ fn empty(
 ) -> Result<Objective> {
     let zero = model.zero_loss(&input.device());
     ctx.loss_is_scaled();
-    let objective = Objective::new(zero.clone()).examples(zero.clone());
-    let objective = match answers {
-        Answers::Classes(_) if measured.is_of_accuracy(model.head()) => {
-            objective.metric("accuracy", zero.clone(), zero)
+    let mut objective = Objective::new(zero.clone()).examples(zero.clone());
+    for (output, head) in measured.outputs.iter().zip(model.heads()) {
+        if output.name.is_some() {
+            objective = objective.metric(output.logged("loss"), zero.clone(), zero.clone());
         }
-        _ => {
-            let outputs = measured.outputs;
-            let metrics = measured.metrics.iter();
-            metrics.fold(objective, |objective, metric| {
-                let sums = Tensor::zeros([metric.count(outputs)], &input.device());
-                objective.totals(*metric, sums)
-            })
+        let is_class = match output.target {
+            Some(place) => place.is_class,
+            None => matches!(answers, Answers::Classes(_)),
+        };
+        let is_measured = is_class && output.is_of_accuracy(head);
+        if is_measured {
+            let name = output.logged("accuracy");
+            objective = objective.metric(name, zero.clone(), zero.clone());
         }
-    };
+        let metrics = output.metrics.iter().filter(|_| !is_measured);
+        let metrics = metrics.map(|metric| (output.logged(metric.name()), metric));
+        let weighted = output.weighted_metrics.iter();
+        let weighted = weighted.map(|metric| (output.logged_weighted(metric), metric));
+        for (name, metric) in metrics.chain(weighted) {
+            let sums = Tensor::zeros([metric.count(output.outputs)], &input.device());
+            objective = objective.totals_as(name, *metric, sums);
+        }
+    }
     regularized(ctx, model, objective)
 }
 

@@ -12,6 +12,7 @@ use crate::dataset_name::DatasetName;
 use crate::error::TaskError;
 use crate::names::TargetsName;
 use crate::reading_options::ReadingOptions;
+use crate::several::{Named, NamedData};
 use crate::split::Parts;
 use crate::targets;
 
@@ -100,6 +101,9 @@ impl DatasetName {
     /// Reads the dataset, with labels as the files have them.
     pub(crate) fn read_raw(&self, how: &Reading) -> Result<Parts, TaskError> {
         self.refuse_options(how)?;
+        if let Some(named) = &how.named {
+            return Ok(self.read_named(named, how, true)?.parts);
+        }
         let data = match self {
             Self::Digits => Parts::Whole(readers::digits()?),
             Self::Mnist | Self::FashionMnist => {
@@ -133,6 +137,9 @@ impl DatasetName {
     /// Reads examples for predictions; labels may be missing.
     pub fn read_unlabelled(&self, how: &Reading) -> Result<Examples, TaskError> {
         self.refuse_options(how)?;
+        if let Some(named) = &how.named {
+            return Ok(self.read_named(named, how, false)?.into_first());
+        }
         let data = match self {
             Self::Images | Self::ImagesAt(_) => readers::read_images(self.folder(how)?, how.color)?,
             Self::Text(path) => readers::read_text_lines(path)?,
@@ -159,6 +166,20 @@ impl DatasetName {
         };
         self.refuse_kind(how, &data)?;
         Ok(data)
+    }
+
+    /// Reads the data of the inputs and outputs of a model with several.
+    pub(crate) fn read_named(
+        &self,
+        named: &Named,
+        how: &Reading,
+        is_labelled: bool,
+    ) -> Result<NamedData, TaskError> {
+        let header = match self {
+            Self::Csv(_, header) => *header,
+            _ => CsvHeader::Detect,
+        };
+        named.read(self, &how.table(header, is_labelled), is_labelled)
     }
 
     /// Whether it is a folder of images, wherever that is said.
@@ -215,6 +236,8 @@ pub struct Reading {
     pub(crate) targets: TargetsName,
     /// The classes of the model by their names.
     pub(crate) class_names: Vec<String>,
+    /// The inputs and outputs of a model with several, by which its data is found.
+    pub(crate) named: Option<Named>,
 }
 
 impl Reading {
@@ -259,6 +282,7 @@ impl Reading {
             weights: options.sample_weight_column.clone(),
             targets: TargetsName::Auto,
             class_names: Vec::new(),
+            named: None,
         })
     }
 

@@ -23,6 +23,9 @@ pub struct ReadingOptions {
     pub sample_weight_column: Option<String>,
     /// What images become; by default as they are stored.
     pub color_mode: Option<ImageColor>,
+    /// The columns of a table, or the array of an archive, that an input or output of a model with
+    /// several has; by default what is called as it.
+    pub columns: Vec<(String, Vec<String>)>,
 }
 
 impl ReadingOptions {
@@ -34,6 +37,7 @@ impl ReadingOptions {
             "label_column": self.label_column,
             "sample_weight_column": self.sample_weight_column,
             "color_mode": self.color_mode.and_then(color_name),
+            "columns": self.columns,
         })
     }
 
@@ -51,6 +55,7 @@ impl ReadingOptions {
             label_column: text("label_column").map(str::to_string),
             sample_weight_column: text("sample_weight_column").map(str::to_string),
             color_mode: text("color_mode").and_then(color),
+            columns: serde_json::from_value(value["columns"].clone()).unwrap_or_default(),
         }
     }
 
@@ -72,6 +77,11 @@ impl ReadingOptions {
                 .sample_weight_column
                 .or(stored.sample_weight_column.filter(|_| same)),
             color_mode: self.color_mode.or(stored.color_mode),
+            columns: if self.columns.is_empty() {
+                stored.columns
+            } else {
+                self.columns
+            },
         }
     }
 }
@@ -107,6 +117,7 @@ mod tests {
             label_column: Some("kind".to_string()),
             sample_weight_column: Some("weight".to_string()),
             color_mode: Some(ImageColor::Grayscale),
+            columns: vec![("a".to_string(), vec!["b".to_string(), "c".to_string()])],
         };
         assert_eq!(ReadingOptions::from_json(&reading.to_json()), reading);
         assert_eq!(

@@ -57,6 +57,11 @@ pub(crate) fn stored_targets(extra: &Value) -> TargetsName {
 
 /// What a checkpoint was measured with; nothing if it does not say it.
 pub(crate) fn stored_metrics(extra: &Value) -> Option<Vec<KerasMetric>> {
-    let names = extra["metrics"].as_array()?.iter();
+    stored_list(&extra["metrics"])
+}
+
+/// A list of metrics; nothing if it is none.
+pub(crate) fn stored_list(list: &Value) -> Option<Vec<KerasMetric>> {
+    let names = list.as_array()?.iter();
     names.map(|name| name.as_str()?.parse().ok()).collect()
 }

@@ -19,15 +19,19 @@ use crate::identity::{Identity, listed};
 use crate::inputs::{self, Inputs, Scale};
 use crate::loss;
 use crate::loss_name::LossName;
-use crate::measured::Measured;
+use crate::measured::{Measured, MeasuredOutput};
 use crate::model_source::{Source, named_model, stored_model};
 use crate::names::{ScaleName, TargetsName};
 use crate::optimizer::{self, OptimizerOptions};
+use crate::output_options::OutputOptions;
 use crate::reading::Reading;
 use crate::reading_options::{EXTRA_KEY, ReadingOptions};
+use crate::several::{self, Asked, Named, NamedData, NamedInput, Several};
 use crate::split::{Parts, SplitRecord};
 use crate::start_weights::{StartWeights, start};
-use crate::stored::{stored_dataset, stored_l2, stored_loss, stored_metrics, stored_targets};
+use crate::stored::{
+    stored_dataset, stored_l2, stored_list, stored_loss, stored_metrics, stored_targets,
+};
 use crate::targets::{self, Hints};
 use crate::vocabulary::Vocabulary;
 
@@ -52,6 +56,8 @@ pub struct TaskOptions {
     /// What is measured beside the loss; by default what the model was compiled with, or the
     /// accuracy, for values the mean absolute error.
     pub metrics: Option<Vec<KerasMetric>>,
+    /// Losses and metrics of outputs by their names.
+    pub outputs: OutputOptions,
     /// How much the training examples of a class count, by the number or the name of the class.
     pub class_weights: Vec<(String, f32)>,
     /// The L2 factor of all kernels; by default what the model says.
@@ -75,6 +81,7 @@ impl Default for TaskOptions {
             targets: None,
             loss: None,
             metrics: None,
+            outputs: OutputOptions::default(),
             class_weights: Vec::new(),
             l2: None,
             weights: StartWeights::default(),
@@ -109,6 +116,12 @@ pub struct Task {
     pub loss: LossName,
     /// What is measured beside the loss.
     pub metrics: Vec<KerasMetric>,
+    /// Metrics that count by the weights of the examples (Keras: `weighted_metrics`).
+    pub weighted_metrics: Vec<KerasMetric>,
+    /// The factor of the loss (Keras: `loss_weights`).
+    loss_weight: Option<f64>,
+    /// The inputs and outputs, of a model with several, or with outputs of several axes.
+    pub several: Option<Several>,
     /// What identifies the inputs; older checkpoints do not say it.
     pub inputs: Option<Inputs>,
     /// How the files were read.
@@ -128,6 +141,8 @@ struct TaskParts {
     source: Source,
     /// The shape of one example.
     features: Vec<usize>,
+    /// The shapes of its inputs, of a model with several.
+    shapes: Option<Vec<Vec<usize>>>,
     classes: usize,
     vocabulary: Option<Vocabulary>,
     l2: Option<f64>,
@@ -143,12 +158,25 @@ impl TaskParts {
             spec = spec.with_l2(l2);
         }
         let frozen = spec.freeze(&self.freeze)?;
-        let plan = spec.plan(&self.features)?;
-        checks::outputs(&plan)?;
+        let plan = match &self.shapes {
+            Some(shapes) => {
+                let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
+                spec.plan_all(&shapes)?
+            }
+            None => {
+                let plan = spec.plan(&self.features)?;
+                checks::outputs(&plan)?;
+                plan
+            }
+        };
+        checks::trained(&plan)?;
         Ok(Task {
             targets: TargetsName::Classes,
             loss: LossName::CrossEntropy,
             metrics: vec![KerasMetric::accuracy()],
+            weighted_metrics: Vec::new(),
+            loss_weight: None,
+            several: None,
             inputs: None,
             reading: ReadingOptions::default(),
             compiled: self.source.file.as_deref().and_then(compiled),
@@ -180,7 +208,8 @@ fn decided(
 ) -> Result<(Parts, TargetsName, Option<LossName>), TaskError> {
     let ending = source.ending(spec, parts.first());
     let outputs = ending.map_or(1, |(_, outputs)| outputs);
-    let loss = match options.loss {
+    let named = options.outputs.losses.first().map(|(_, loss)| *loss);
+    let loss = match options.loss.or(named) {
         Some(asked) => Some(asked),
         None => source.compiled_loss(outputs)?,
     };
@@ -224,12 +253,7 @@ impl Task {
         };
         // A run goes on with its own, whatever its model file says.
         let stored = continued.and_then(|metadata| metadata.extra.get(EXTRA_KEY));
-        let asked = TaskOptions {
-            loss: options.loss.or(continued.map(stored_loss)),
-            metrics: options.metrics.clone().or(stored.and_then(stored_metrics)),
-            targets: options.targets.or(stored.map(stored_targets)),
-            ..options.clone()
-        };
+        let asked = continued_options(options, continued, stored);
         let (mut task, mut data) = Self::read(&asked, &how, source, &scale)?;
         // A run that goes on has the weights of its checkpoint.
         if continued.is_none() {
@@ -241,7 +265,7 @@ impl Task {
             }
         }
         task.reading = options.reading.clone();
-        task.measure(asked.metrics.clone());
+        task.measure(&asked);
         data.train = class_weights::applied(
             data.train,
             &asked.class_weights,
@@ -253,23 +277,113 @@ impl Task {
     }
 
     /// Decides on the metrics.
-    fn measure(&mut self, asked: Option<Vec<KerasMetric>>) {
-        let compiled = self.compiled.as_ref().map(loss::compiled_metrics);
-        let metrics = asked.or(compiled.map(|(known, _)| known));
+    fn measure(&mut self, asked: &TaskOptions) {
+        if self.several.is_some() {
+            return;
+        }
+        let compiled = self.compiled.as_ref();
+        let known = compiled.map(loss::compiled_metrics);
+        let metrics = asked.metrics.clone().or(known.map(|(known, _)| known));
         self.metrics = metrics
             .filter(|metrics| !metrics.is_empty())
-            .unwrap_or_else(|| vec![loss::usual_metric(&self.loss, &self.plan, self.targets)]);
+            .unwrap_or_else(|| {
+                vec![loss::usual_metric(
+                    &self.loss,
+                    self.plan.head(),
+                    self.targets,
+                )]
+            });
+        let name = self.plan.outputs.first().map_or("", |output| &output.name);
+        let outputs = &asked.outputs;
+        self.weighted_metrics = match (outputs.weighted_metrics.is_empty(), compiled) {
+            (true, Some(compiled)) => loss::known_metrics(&compiled.weighted_metrics).0,
+            _ => outputs.weighted_of(name),
+        };
+        let own = outputs.loss_weights.iter().find(|(it, _)| it == name);
+        let compiled = compiled.and_then(|compiled| compiled.loss_weights.first());
+        let weight = own.map(|(_, weight)| *weight);
+        let weight = weight.or(compiled.map(|(_, weight)| *weight));
+        self.loss_weight = weight.filter(|weight| *weight != 1.0);
     }
 
     /// What is computed of outputs and targets.
     #[must_use]
     pub fn measured(&self) -> Measured {
-        Measured::new(self.loss, &self.metrics, self.plan.output().elements())
+        if let Some(several) = &self.several {
+            return several.measured();
+        }
+        Measured::of(vec![MeasuredOutput {
+            name: None,
+            loss: self.loss,
+            weight: self.loss_weight,
+            metrics: self.metrics.clone(),
+            weighted_metrics: self.weighted_metrics.clone(),
+            outputs: self.plan.output().elements(),
+            target: None,
+        }])
+    }
+
+    /// Measures this in place of what was measured in training: metrics of all outputs, and of
+    /// outputs by their names.
+    ///
+    /// # Errors
+    /// [`TaskError::NamedData`] for a name of no output.
+    pub fn measure_others(
+        &mut self,
+        all: &[KerasMetric],
+        of_outputs: &[(String, KerasMetric)],
+    ) -> Result<(), TaskError> {
+        let known = |name: &str| self.plan.outputs.iter().any(|output| output.name == name);
+        if let Some((name, _)) = of_outputs.iter().find(|(name, _)| !known(name)) {
+            return Err(TaskError::NamedData {
+                model: self.plan.name.clone(),
+                what: format!("there is no output {name}"),
+            });
+        }
+        let of = |name: &str| -> Vec<KerasMetric> {
+            let own = of_outputs.iter().filter(|(output, _)| output == name);
+            let own = own.map(|(_, metric)| *metric);
+            all.iter().copied().chain(own).collect()
+        };
+        for output in self.several.iter_mut().flat_map(|it| &mut it.outputs) {
+            output.measured.metrics = of(&output.name);
+            output.measured.weighted_metrics.clear();
+        }
+        let name = self.plan.outputs.first().map_or("", |output| &output.name);
+        self.metrics = of(name);
+        self.weighted_metrics.clear();
+        Ok(())
+    }
+
+    /// The losses as one text: the same for runs with the same losses.
+    #[must_use]
+    pub fn loss_text(&self) -> String {
+        match (&self.several, self.loss_weight) {
+            (Some(several), _) => several.loss_text(),
+            (None, Some(weight)) => format!("{}*{weight}", self.loss.name()),
+            (None, None) => self.loss.name(),
+        }
+    }
+
+    /// The metrics as one text.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        if let Some(several) = &self.several {
+            return several.metrics_text();
+        }
+        let weighted = self.weighted_metrics.iter();
+        let weighted = weighted.map(|metric| format!("weighted {metric}"));
+        let names = self.metrics.iter().map(ToString::to_string).chain(weighted);
+        names.collect::<Vec<_>>().join(",")
     }
 
     /// Says what the targets are, unless they are class numbers that all count alike, and what is
     /// measured, unless it is the accuracy.
     fn remark_targets(&mut self, train: &Examples) {
+        if let Some(several) = &self.several {
+            self.remarks.splice(0..0, several.lines());
+            return;
+        }
         let is_named = !self.class_names.is_empty() && !self.dataset.is_images();
         if self.targets == TargetsName::Values || is_named || train.is_weighted() {
             let line = targets::line(self.targets, train, &self.class_names);
@@ -279,6 +393,15 @@ impl Task {
             let names: Vec<String> = self.metrics.iter().map(ToString::to_string).collect();
             self.remarks
                 .insert(0, format!("metrics: {}", names.join(", ")));
+        }
+        if !self.weighted_metrics.is_empty() {
+            let names = self.weighted_metrics.iter().map(ToString::to_string);
+            let names: Vec<String> = names.collect();
+            let line = format!(
+                "metrics by the weights of the examples: {}",
+                names.join(", ")
+            );
+            self.remarks.push(line);
         }
     }
 
@@ -290,19 +413,21 @@ impl Task {
         scale: &Scale,
     ) -> Result<(Self, TrainTest), TaskError> {
         let (dataset, held_out) = (options.dataset.clone(), options.validation_split);
-        let parts = dataset.read_raw(how)?;
         // Bytes are scaled as the model wants them, which needs no size to be known.
         let spec = source.spec(1, 1)?;
+        if spec.inputs.len() > 1 || spec.outputs.len() > 1 {
+            let named = Named::of(&spec, &options.reading.columns, options.scale);
+            let data = dataset.read_named(&named, how, true)?;
+            return Self::of_named(options, source, scale, data);
+        }
+        let parts = dataset.read_raw(how)?;
+        if source.needs_several(&spec, parts.first()) {
+            let data = NamedData::of_one(&spec, parts)?;
+            return Self::of_named(options, source, scale, data);
+        }
         let (parts, targets, asked) = decided(options, &source, &spec, parts)?;
         let parts = parts.map(|examples| scale.apply(examples, &spec));
-        let record = parts.record(held_out)?;
-        let mut data = parts.train_test(&dataset, held_out)?;
-        let identity = OnceLock::new();
-        let split = record.map(|(split, digests)| {
-            let identified = digests.identity(&data.train.rows(), &data.test.rows());
-            identity.get_or_init(|| identified);
-            split
-        });
+        let (split, identity, mut data) = split(parts, &dataset, held_out)?;
         checks::classes(&data, &dataset)?;
         let inputs = Inputs::of(&data.train, &spec);
         let remarks = inputs::remarks(&data, &dataset)?;
@@ -321,6 +446,7 @@ impl Task {
             dataset,
             source,
             features: data.train.feature_shape().to_vec(),
+            shapes: None,
             classes: targets::outputs(&data.train),
             vocabulary,
             l2: options.l2,
@@ -328,7 +454,9 @@ impl Task {
         };
         let mut task = parts.build()?;
         task.remarks.extend(remarks);
-        let loss = loss::resolved(asked, &task.plan, targets)?;
+        let plan = &task.plan;
+        let model = (plan.name.as_str(), plan.head(), plan.output().elements());
+        let loss = loss::resolved(asked, model, targets)?;
         if loss::wants_head(&loss) {
             task.plan.check_head()?;
         }
@@ -353,6 +481,69 @@ impl Task {
         ))
     }
 
+    /// The task of a model with several inputs or outputs, or with an output of several axes.
+    fn of_named(
+        options: &TaskOptions,
+        source: Source,
+        scale: &Scale,
+        named: NamedData,
+    ) -> Result<(Self, TrainTest), TaskError> {
+        let dataset = options.dataset.clone();
+        let spec = source.spec(1, 1)?;
+        let parts = named.parts.map(|examples| scale.apply(examples, &spec));
+        let (split, identity, data) = split(parts, &dataset, options.validation_split)?;
+        let inputs = Inputs::of(&data.train, &spec);
+        let remarks = inputs::remarks(&data, &dataset)?;
+        let compiled = source.file.as_deref().and_then(compiled);
+        let parts = TaskParts {
+            dataset,
+            source,
+            features: data.train.feature_shape().to_vec(),
+            shapes: Some(
+                named
+                    .inputs
+                    .iter()
+                    .map(|input| input.shape.clone())
+                    .collect(),
+            ),
+            classes: 1,
+            vocabulary: None,
+            l2: options.l2,
+            freeze: options.freeze.clone(),
+        };
+        let mut task = parts.build()?;
+        task.remarks.extend(remarks);
+        let asked = Asked {
+            loss: options.loss,
+            metrics: options.metrics.as_deref(),
+            outputs: &options.outputs,
+            compiled: compiled.as_ref(),
+        };
+        let outputs = several::decided(&asked, &task.plan, &named.widths)?;
+        task.set_several(Several {
+            inputs: named.inputs,
+            outputs,
+        });
+        task.inputs = Some(inputs);
+        task.split = split;
+        task.identity = identity;
+        for examples in [&data.train, &data.test] {
+            task.check_labels(examples)?;
+            task.check_tokens(examples)?;
+        }
+        Ok((task, data))
+    }
+
+    /// Takes the inputs and outputs; what single values say of them is of the first output.
+    fn set_several(&mut self, several: Several) {
+        if let Some(first) = several.outputs.first() {
+            self.loss = first.measured.loss;
+            self.metrics = first.measured.metrics.clone();
+        }
+        self.targets = TargetsName::Values;
+        self.several = Some(several);
+    }
+
     /// Takes what the options do not say from what the model was compiled with. What is not used of
     /// it is among the [`start_notes`](Self::start_notes).
     pub fn complete(&mut self, options: &mut OptimizerOptions) {
@@ -366,7 +557,7 @@ impl Task {
     pub fn start_notes(&self) -> Vec<String> {
         let of_files = !self.dataset.knows_classes();
         let inputs = self.inputs.as_ref().filter(|_| of_files);
-        let is_usual = self.loss == LossName::CrossEntropy;
+        let is_usual = self.loss == LossName::CrossEntropy || self.several.is_some();
         let loss = (!is_usual).then(|| format!("loss: {}", self.loss.name()));
         let line = inputs.map(|inputs| inputs.line(&self.dataset));
         let first = line.into_iter().chain(loss);
@@ -421,6 +612,26 @@ impl Task {
             (Some(vocabulary), true) => vocabulary.encode(&examples)?,
             _ => examples,
         };
+        if let Some(several) = &self.several {
+            let widths = several
+                .inputs
+                .iter()
+                .map(|it| it.shape.iter().product::<usize>());
+            let (found, wanted) = (examples.feature_shape(), widths.sum::<usize>());
+            if found.iter().product::<usize>() != wanted {
+                return Err(TaskError::NamedData {
+                    model: self.plan.name.clone(),
+                    what: format!(
+                        "an example has the shape {found:?}, where the inputs have {wanted} values"
+                    ),
+                });
+            }
+            if examples.is_labelled() {
+                self.check_labels(&examples)?;
+            }
+            self.check_tokens(&examples)?;
+            return Ok(examples);
+        }
         let plan = self.spec.plan(examples.feature_shape())?;
         if plan.parameters() != self.plan.parameters() || plan.input() != self.plan.input() {
             let error = ModelError::Input {
@@ -442,6 +653,12 @@ impl Task {
     /// # Errors
     /// [`TaskError::UnknownClass`], and if they cannot be read.
     pub fn check_labels(&self, examples: &Examples) -> Result<(), TaskError> {
+        if let Some(several) = &self.several {
+            let mut outputs = several.outputs.iter();
+            return outputs.try_for_each(|output| {
+                checks::targets_of(examples, output, &self.plan.name, &self.dataset)
+            });
+        }
         if examples.classes().is_none() {
             return targets::check_width(examples, &self.plan);
         }
@@ -473,6 +690,7 @@ impl Task {
         }
         let mut how = Reading::new(&options, &self.dataset, self.is_text())?;
         how.targets = self.targets;
+        how.named = self.named(&options);
         how.class_names = self.class_names.clone();
         if options.color_mode.is_none() && self.dataset.is_images() {
             // A picture alone does not say what the others were.
@@ -500,7 +718,22 @@ impl Task {
         scale.apply(examples, &self.spec)
     }
 
+    /// What other data is read by, for a model with several inputs or outputs.
+    fn named(&self, options: &ReadingOptions) -> Option<Named> {
+        let several = self.several.as_ref()?;
+        let is_named = several.inputs.len() > 1 || several.outputs.len() > 1;
+        is_named.then(|| Named {
+            inputs: several.named_inputs(&self.spec),
+            ..Named::of(&self.spec, &options.columns, None)
+        })
+    }
+
     fn check_tokens(&self, examples: &Examples) -> Result<(), TaskError> {
+        if let Some(several) = &self.several {
+            let widths = several.inputs.iter().map(|it| it.shape.iter().product());
+            let widths: Vec<usize> = widths.collect();
+            return checks::tokens_of_inputs(examples, &self.spec, &widths);
+        }
         checks::tokens(examples, &self.spec)
     }
 
@@ -525,7 +758,10 @@ impl Task {
             "inputs": self.inputs_json(),
             "targets": self.targets.name(),
             "loss": self.loss.name(),
-            "metrics": self.metrics.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "metrics": texts(&self.metrics),
+            "weighted_metrics": texts(&self.weighted_metrics),
+            "loss_weight": self.loss_weight,
+            "several": self.several.as_ref().map(Several::to_json),
             "split": self.split.as_ref().map(SplitRecord::to_json),
         });
         (EXTRA_KEY, value)
@@ -599,6 +835,7 @@ impl Task {
             dataset,
             source,
             features,
+            shapes: several::stored_shapes(extra),
             classes,
             vocabulary,
             l2,
@@ -614,6 +851,16 @@ impl Task {
         if let Some(metrics) = stored_metrics(extra) {
             task.metrics = metrics;
         }
+        task.weighted_metrics = stored_list(&extra["weighted_metrics"]).unwrap_or_default();
+        task.loss_weight = extra["loss_weight"].as_f64();
+        if !extra["several"].is_null() {
+            let outputs = several::restored(&task.plan, &extra["several"]["outputs"]);
+            let inputs = NamedInput::stored(&extra["several"]["inputs"]);
+            let (Some(inputs), Some(outputs)) = (inputs, outputs) else {
+                return Err(not_ours());
+            };
+            task.set_several(Several { inputs, outputs });
+        }
         task.split = SplitRecord::from_json(&extra["split"]);
         let names = extra["class_names"].as_array().into_iter().flatten();
         task.class_names = names
@@ -621,6 +868,51 @@ impl Task {
             .collect();
         Ok(task)
     }
+}
+
+/// The options with what a run that goes on has, where they do not say it.
+fn continued_options(
+    options: &TaskOptions,
+    continued: Option<&Metadata>,
+    stored: Option<&Value>,
+) -> TaskOptions {
+    let mut asked = options.clone();
+    let several = stored.map(|stored| &stored["several"]["outputs"]);
+    if let Some(outputs) = several.filter(|outputs| outputs.is_array()) {
+        let (loss, metrics) = (options.loss.is_some(), options.metrics.is_some());
+        asked.outputs = several::stored_options(outputs, asked.outputs, loss, metrics);
+        return asked;
+    }
+    asked.loss = options.loss.or(continued.map(stored_loss));
+    asked.metrics = options.metrics.clone().or(stored.and_then(stored_metrics));
+    asked.targets = options.targets.or(stored.map(stored_targets));
+    let weighted = stored.and_then(|stored| stored_list(&stored["weighted_metrics"]));
+    if asked.outputs.weighted_metrics.is_empty() {
+        let weighted = weighted.into_iter().flatten();
+        asked.outputs.weighted_metrics = weighted.map(|metric| (None, metric)).collect();
+    }
+    asked
+}
+
+/// The examples to train on and to test with, and what a checkpoint keeps of the split.
+fn split(
+    parts: Parts,
+    dataset: &DatasetName,
+    held_out: Option<f64>,
+) -> Result<(Option<SplitRecord>, OnceLock<Identity>, TrainTest), TaskError> {
+    let record = parts.record(held_out)?;
+    let data = parts.train_test(dataset, held_out)?;
+    let identity = OnceLock::new();
+    let split = record.map(|(split, digests)| {
+        let identified = digests.identity(&data.train.rows(), &data.test.rows());
+        identity.get_or_init(|| identified);
+        split
+    });
+    Ok((split, identity, data))
+}
+
+fn texts(metrics: &[KerasMetric]) -> Vec<String> {
+    metrics.iter().map(ToString::to_string).collect()
 }
 
 /// Which layers are frozen.

@@ -90,6 +90,7 @@ pub mod fuzzing;
 mod history;
 mod local;
 mod meter;
+mod named_metric;
 mod objective;
 pub mod prelude;
 mod ranks;

@@ -178,7 +178,7 @@ impl Sums {
         for (metric, sums) in &self.totals {
             let sums: Vec<f64> = sums.iter().map(|sum| sum.0).collect();
             let name = logs.free_name(metric.name());
-            logs.entries.push((name, metric.result(&sums)));
+            logs.entries.push((name, metric.metric.result(&sums)));
         }
         logs
     }

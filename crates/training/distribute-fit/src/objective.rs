@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FitError;
 use super::exact::{self, Exact};
+use super::named_metric::NamedMetric;
 
 /// What a forward pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,7 +161,7 @@ pub struct Objective {
     /// What the loss was divided by, if it was given.
     divisor: Option<f64>,
     metrics: Vec<(Cow<'static, str>, Quantity, Quantity)>,
-    totals: Vec<(KerasMetric, Tensor<1>)>,
+    totals: Vec<(NamedMetric, Tensor<1>)>,
 }
 
 impl Objective {
@@ -241,7 +242,19 @@ impl Objective {
     /// of their totals over all replicas and batches is in the logs, after the metrics
     /// of [`measure`](Self::measure) and [`metric`](Self::metric).
     pub fn totals(mut self, metric: KerasMetric, sums: Tensor<1>) -> Self {
-        self.totals.push((metric, sums));
+        self.totals.push((NamedMetric::from(metric), sums));
+        self
+    }
+
+    /// [`totals`](Self::totals) under another name in the logs, as Keras names the metrics of a
+    /// model with several outputs: `output_accuracy`.
+    pub fn totals_as(
+        mut self,
+        name: impl Into<String>,
+        metric: KerasMetric,
+        sums: Tensor<1>,
+    ) -> Self {
+        self.totals.push((NamedMetric::new(name, metric), sums));
         self
     }
 
@@ -443,7 +456,7 @@ pub(super) struct StepSums {
     /// and two of each metric.
     numbers: TensorData,
     /// The sums of Keras' metrics.
-    totals: Vec<(KerasMetric, Tensor<1>)>,
+    totals: Vec<(NamedMetric, Tensor<1>)>,
 }
 
 /// Name, sum, count.
@@ -464,7 +477,7 @@ pub(super) struct Sums {
     pub(super) metrics: Vec<MetricSums>,
     /// The sums of Keras' metrics.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) totals: Vec<(KerasMetric, Vec<Exact>)>,
+    pub(super) totals: Vec<(NamedMetric, Vec<Exact>)>,
 }
 
 impl Sums {
@@ -479,9 +492,10 @@ impl Sums {
             return Ok(());
         }
         let own = self.metrics.iter().map(|(name, ..)| name);
-        let kinds = |sums: &Self| -> Vec<(KerasMetric, usize)> {
+        let kinds = |sums: &Self| -> Vec<(NamedMetric, usize)> {
             let all = sums.totals.iter();
-            all.map(|(metric, sums)| (*metric, sums.len())).collect()
+            all.map(|(metric, sums)| (metric.clone(), sums.len()))
+                .collect()
         };
         let same_names = own.eq(batch.metrics.iter().map(|(name, ..)| name));
         if !same_names || kinds(self) != kinds(&batch) {
@@ -526,7 +540,7 @@ impl Nest for StepSums {
             totals: {
                 let totals = self.totals.iter();
                 totals
-                    .map(|(metric, _)| Some((*metric, empty()?)))
+                    .map(|(metric, _)| Some((metric.clone(), empty()?)))
                     .collect::<Option<_>>()?
             },
         })
@@ -543,8 +557,9 @@ impl StepSums {
     pub(super) fn check_same(replicas: &[Self]) -> Result<()> {
         let mut neighbours = replicas.iter().zip(replicas.iter().skip(1));
         let differ = |(own, other): &(&Self, &Self)| {
-            let kinds = |sums: &Self| -> Vec<KerasMetric> {
-                sums.totals.iter().map(|(metric, _)| *metric).collect()
+            let kinds = |sums: &Self| -> Vec<NamedMetric> {
+                let totals = sums.totals.iter();
+                totals.map(|(metric, _)| metric.clone()).collect()
             };
             own.names != other.names
                 || !own.places().eq(other.places())
@@ -594,11 +609,11 @@ impl StepSums {
         })
     }
 
-    fn read_totals(&self) -> Result<Vec<(KerasMetric, Vec<Exact>)>> {
+    fn read_totals(&self) -> Result<Vec<(NamedMetric, Vec<Exact>)>> {
         let totals = self.totals.iter();
         let read = totals.map(|(metric, sums)| {
             let data = sums.clone().try_into_data().map_err(Error::internal)?;
-            Ok((*metric, data.iter::<f64>().map(Exact).collect()))
+            Ok((metric.clone(), data.iter::<f64>().map(Exact).collect()))
         });
         read.collect()
     }

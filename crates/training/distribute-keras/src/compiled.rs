@@ -18,9 +18,52 @@ pub struct Compiled {
     pub optimizer_config: Map<String, Value>,
     /// The names of the metrics, each with its arguments that are not Keras' defaults.
     pub metrics: Vec<(String, Vec<(String, Value)>)>,
-    /// What else is set: `loss_weights`, `weighted_metrics`, `steps_per_execution`.
+    /// The losses of a model with several outputs; empty if one loss is given.
+    pub losses: Vec<(OfOutput, CompiledLoss)>,
+    /// The factors of the losses of several outputs.
+    pub loss_weights: Vec<(OfOutput, f64)>,
+    /// The metrics of several outputs; empty if they are not given for each.
+    pub output_metrics: Vec<(OfOutput, Vec<CompiledMetric>)>,
+    /// The metrics that count by the weights of the examples.
+    pub weighted_metrics: Vec<CompiledMetric>,
+    /// The same of several outputs.
+    pub output_weighted_metrics: Vec<(OfOutput, Vec<CompiledMetric>)>,
+    /// What else is set: `steps_per_execution`.
     pub others: Vec<String>,
 }
+
+/// The output that something is given for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OfOutput {
+    /// By its name.
+    Name(String),
+    /// By its position.
+    Position(usize),
+}
+
+impl OfOutput {
+    /// Whether it is the output of this position and name.
+    #[must_use]
+    pub fn is(&self, position: usize, name: &str) -> bool {
+        match self {
+            Self::Name(own) => own == name,
+            Self::Position(own) => *own == position,
+        }
+    }
+}
+
+/// The loss of one output: Keras' name in snake case, and its arguments that are not Keras'
+/// defaults.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CompiledLoss {
+    /// The name.
+    pub name: String,
+    /// The arguments with their values.
+    pub arguments: Vec<(String, Value)>,
+}
+
+/// The name of a metric, and its arguments that are not Keras' defaults.
+pub type CompiledMetric = (String, Vec<(String, Value)>);
 
 /// What the text of a model file says that the model was compiled with (`compile_config`, or
 /// `training_config` as Keras' HDF5 files have it); nothing if it says nothing.
@@ -47,11 +90,24 @@ pub fn compiled(text: &str) -> Option<Compiled> {
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect();
     }
+    let one_loss = |value: &Value| {
+        Some(CompiledLoss {
+            name: usual_name(&name(value)?),
+            arguments: arguments(value),
+        })
+    };
+    let each = loss.into_iter().flat_map(of_outputs);
+    found.losses = each
+        .filter_map(|(output, value)| Some((output, one_loss(value)?)))
+        .collect();
+    found.loss_weights = named("loss_weights").map_or_else(Vec::new, factors);
     if let Some(metrics) = named("metrics") {
         add_names(metrics, &mut found.metrics);
+        found.output_metrics = metrics_of_outputs(metrics);
     }
-    for key in ["loss_weights", "weighted_metrics"] {
-        found.others.extend(named(key).map(|_| key.to_string()));
+    if let Some(metrics) = named("weighted_metrics") {
+        add_names(metrics, &mut found.weighted_metrics);
+        found.output_weighted_metrics = metrics_of_outputs(metrics);
     }
     if named("steps_per_execution").is_some_and(|steps| *steps != 1) {
         found.others.push("steps_per_execution".to_string());
@@ -86,6 +142,50 @@ fn name(value: &Value) -> Option<String> {
         Value::Array(_) => Some("several losses".to_string()),
         _ => None,
     }
+}
+
+/// What is given for each output: by name or by position. What is given once is for the only one.
+fn of_outputs(value: &Value) -> Vec<(OfOutput, &Value)> {
+    let all: Vec<_> = match value {
+        Value::Array(all) if all.len() > 1 => {
+            let all = all.iter().enumerate();
+            all.map(|(at, value)| (OfOutput::Position(at), value))
+                .collect()
+        }
+        Value::Object(all) if !all.contains_key("class_name") => {
+            let all = all.iter();
+            all.map(|(name, value)| (OfOutput::Name(name.clone()), value))
+                .collect()
+        }
+        _ => Vec::new(),
+    };
+    all.into_iter()
+        .filter(|(_, value)| !value.is_null())
+        .collect()
+}
+
+/// The factors of losses; one alone is of the first output.
+fn factors(value: &Value) -> Vec<(OfOutput, f64)> {
+    let alone = match value {
+        Value::Array(one) if one.len() == 1 => one[0].as_f64(),
+        other => other.as_f64(),
+    };
+    if let Some(factor) = alone {
+        return vec![(OfOutput::Position(0), factor)];
+    }
+    let each = of_outputs(value).into_iter();
+    each.filter_map(|(output, factor)| Some((output, factor.as_f64()?)))
+        .collect()
+}
+
+fn metrics_of_outputs(value: &Value) -> Vec<(OfOutput, Vec<CompiledMetric>)> {
+    let each = of_outputs(value).into_iter();
+    each.map(|(output, value)| {
+        let mut names = Vec::new();
+        add_names(value, &mut names);
+        (output, names)
+    })
+    .collect()
 }
 
 /// An optimizer in lower case, without the package that Keras 2 writes before it (`Custom>Adam`).
@@ -164,11 +264,9 @@ mod tests {
         assert_eq!(objects.optimizer_config.len(), 1);
         assert_eq!(
             (&*objects.metrics, &*objects.others),
-            (
-                &[("AUC".to_string(), Vec::new())][..],
-                &["weighted_metrics".to_string()][..],
-            )
+            (&[("AUC".to_string(), Vec::new())][..], &[][..])
         );
+        assert_eq!(objects.weighted_metrics[0].0, "accuracy");
         assert!(objects.loss_arguments.is_empty());
     }
 
@@ -183,6 +281,33 @@ mod tests {
         assert_eq!(found.optimizer.as_deref(), Some("rmsprop"));
         assert_eq!(found.optimizer_config["rho"], 0.8);
         assert_eq!(found.metrics, [("accuracy".to_string(), Vec::new())]);
+    }
+
+    #[test]
+    fn outputs_have_losses_weights_and_metrics_by_name_or_position() {
+        let text = r#"{"compile_config":{"loss":{"a":"mse","b":{"class_name":"Huber","config":
+            {"delta":2.0}}},"loss_weights":{"a":2.0,"b":null},"metrics":{"a":["mae","mse"]},
+            "weighted_metrics":{"b":"mae"}}}"#;
+        let found = compiled(text).unwrap();
+        let of = |name: &str| OfOutput::Name(name.to_string());
+        assert_eq!(found.losses[0].0, of("a"));
+        assert_eq!(found.losses[0].1.name, "mean_squared_error");
+        let huber = &found.losses[1].1;
+        assert_eq!((&*huber.name, &*huber.arguments[0].0), ("huber", "delta"));
+        assert_eq!(found.loss_weights, [(of("a"), 2.0)]);
+        let names = |metrics: &[CompiledMetric]| metrics.iter().map(|it| it.0.clone()).collect();
+        let metrics: Vec<String> = names(&found.output_metrics[0].1);
+        assert_eq!(
+            (&found.output_metrics[0].0, metrics),
+            (&of("a"), vec!["mae".to_string(), "mse".to_string()],)
+        );
+        assert_eq!(found.output_weighted_metrics[0].0, of("b"));
+        let lists = r#"{"compile_config":{"loss":["mse","mae"],"loss_weights":[1.0,0.5],
+            "metrics":[["accuracy"],null]}}"#;
+        let found = compiled(lists).unwrap();
+        assert!(found.losses[1].0.is(1, "b") && !found.losses[1].0.is(0, "b"));
+        assert_eq!(found.loss_weights[1], (OfOutput::Position(1), 0.5));
+        assert_eq!(found.output_metrics.len(), 1);
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`ModelError::Head`] for probabilities that a later layer changes, for a softmax that is
-    /// not over the outputs, and for one over a single output.
+    /// not over the last axis of the output, and for one over a single output.
     pub fn check_head(&self) -> Result<(), ModelError> {
         let mut outputs = self.outputs.iter();
         outputs.try_for_each(|output| self.ending(output.value).map(|_| ()))
@@ -58,6 +58,14 @@ impl Plan {
         let first = self.outputs.first();
         let ending = first.and_then(|output| self.ending(output.value).ok());
         ending.map_or(Head::Linear, |(head, _)| head)
+    }
+
+    /// The head of each output, in the order of [`Plan::outputs`].
+    pub fn heads(&self) -> impl Iterator<Item = Head> {
+        self.outputs.iter().map(|output| {
+            let ending = self.ending(output.value);
+            ending.map_or(Head::Linear, |(head, _)| head)
+        })
     }
 
     /// The head of an output, and the calls from the one that it is taken out of to the output;
@@ -95,7 +103,8 @@ impl Plan {
                     continue;
                 }
             };
-            return match wrong_head(changed_by, head, name, joined.unwrap_or(call.output)) {
+            let made = joined.unwrap_or(call.output);
+            return match wrong_head(changed_by, head, name, made, self.shape(output)) {
                 None => Ok((head, path)),
                 Some(what) => Err(self.no_loss(layer, what)),
             };
@@ -152,9 +161,10 @@ fn wrong_head(
     changed_by: Option<&PlannedLayer>,
     head: Head,
     name: &str,
+    made: Shape,
     output: Shape,
 ) -> Option<String> {
-    let (features, elements) = (output.features(), output.elements());
+    let (features, elements) = (made.features(), made.elements());
     match (changed_by, head) {
         (Some(later), _) => Some(format!(
             "{} follows {name}, so the outputs are neither logits nor the probabilities that the \
@@ -162,13 +172,14 @@ fn wrong_head(
             later.spec.class(),
             name.trim_start_matches("a ")
         )),
-        (None, Head::Softmax) if elements == 1 => Some(
+        (None, Head::Softmax) if features == 1 => Some(
             "a softmax of one output is always 1; use a sigmoid, or one output per class"
                 .to_string(),
         ),
-        (None, Head::Softmax) if features != elements => Some(format!(
+        (None, Head::Softmax) if features != output.features() => Some(format!(
             "a softmax of {features} at each of {} places is not one of all {elements} outputs; \
-             put Flatten or GlobalAveragePooling2D before it",
+             put Flatten or GlobalAveragePooling2D before it, or leave out what joins the places \
+             behind it",
             elements / features.max(1),
         )),
         _ => None,

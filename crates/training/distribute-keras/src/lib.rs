@@ -45,7 +45,7 @@ mod weight_file;
 
 pub use activation::Activation;
 pub use builtin::{BUILT_IN, built_in};
-pub use compiled::{Compiled, compiled};
+pub use compiled::{Compiled, CompiledLoss, CompiledMetric, OfOutput, compiled};
 pub use error::{ModelError, Unsupported};
 pub use head::{Head, Loss};
 pub use init::{Initializer, Weight};

@@ -134,7 +134,14 @@ impl ModelSpec {
     /// The number of tokens, if the model's first input is tokens: numbers from 0 up to, but not,
     /// this.
     pub fn tokens(&self) -> Option<usize> {
-        let readers = self.calls.iter().filter(|call| call.inputs.contains(&0));
+        self.tokens_of(0)
+    }
+
+    /// The number of tokens, if the input of this position is tokens, see
+    /// [`tokens`](Self::tokens).
+    pub fn tokens_of(&self, input: usize) -> Option<usize> {
+        let reads = |call: &&Call| call.inputs.contains(&input);
+        let readers = self.calls.iter().filter(reads);
         let tokens = readers.filter_map(|call| self.layers.get(call.layer)?.spec.layer().tokens());
         tokens.min()
     }

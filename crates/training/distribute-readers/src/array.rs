@@ -89,7 +89,7 @@ impl Values {
     }
 
     /// The name of their type, as Rust has it.
-    pub(crate) fn type_name(&self) -> &'static str {
+    pub fn type_name(&self) -> &'static str {
         match self {
             Values::U8(_) => "u8",
             Values::I8(_) => "i8",
@@ -159,6 +159,29 @@ impl Array {
             _ => return None,
         };
         Self::new(shape, values).ok()
+    }
+
+    /// Row `i` of the result is row `i` of every array, one behind the other, as `f32`: each value
+    /// is divided by the number beside its array.
+    ///
+    /// # Errors
+    /// [`ReadError::ShapeMismatch`] if the arrays have different numbers of rows.
+    pub fn side_by_side(arrays: &[(&Self, f32)]) -> Result<Self, ReadError> {
+        let rows = arrays.first().map_or(0, |(array, _)| array.rows());
+        let width = arrays.iter().map(|(array, _)| array.row_len()).sum();
+        if let Some((other, _)) = arrays.iter().find(|(array, _)| array.rows() != rows) {
+            return Err(ReadError::ShapeMismatch {
+                shape: vec![rows, other.row_len()],
+                values: other.values.len(),
+            });
+        }
+        let mut values = Vec::with_capacity(rows.saturating_mul(width));
+        for row in 0..rows {
+            for (array, divisor) in arrays {
+                array.extend_row_f32(row, *divisor, &mut values);
+            }
+        }
+        Self::new(vec![rows, width], Values::F32(values))
     }
 
     /// The extent of the first axis; 1 for a scalar.
@@ -252,6 +275,17 @@ mod tests {
             max
         );
         assert!(Array::new(vec![0, max, 2], Values::U8(vec![])).is_err());
+    }
+
+    #[test]
+    fn rows_of_several_arrays_stand_behind_each_other() {
+        let one = Array::new(vec![2, 1, 2], Values::U8(vec![255, 0, 51, 102])).unwrap();
+        let two = Array::new(vec![2], Values::I64(vec![7, 8])).unwrap();
+        let both = Array::side_by_side(&[(&one, 255.0), (&two, 1.0)]).unwrap();
+        let expected = vec![1.0, 0.0, 7.0, 0.2, 0.4, 8.0];
+        assert_eq!(both, Array::new(vec![2, 3], Values::F32(expected)).unwrap());
+        let short = Array::new(vec![1], Values::I64(vec![7])).unwrap();
+        assert!(Array::side_by_side(&[(&one, 1.0), (&short, 1.0)]).is_err());
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub use npy::{parse_npy, read_npy};
 pub use npz::{parse_npz, parse_npz_arrays, read_npz, read_npz_arrays, read_npz_features};
 pub use npz_writer::write_npz;
 pub use split::permutation;
-pub use table::{parse_csv, read_csv};
+pub use table::{csv_names, parse_csv, read_csv};
 pub use text::{
     TextOptions, parse_text_csv, parse_texts, read_text_csv, read_text_lines, read_texts,
 };

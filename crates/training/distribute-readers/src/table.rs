@@ -25,6 +25,21 @@ pub fn read_csv(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Examples
     parse(Source::open(path.as_ref())?, options)
 }
 
+/// The names of the columns of a CSV table, of which the first line is the header.
+///
+/// # Errors
+/// [`ReadError::Empty`], what is no text in UTF-8, or a file that cannot be read.
+pub fn csv_names(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Vec<String>, ReadError> {
+    let path = path.as_ref();
+    let source = Source::open(path)?;
+    let mut lines = Lines::new(source, options.delimiter, options.delimiter_is_sure)?;
+    if lines.advance()? {
+        Ok(lines.names())
+    } else {
+        Err(ReadError::empty(path))
+    }
+}
+
 /// Reads a CSV table from memory; `origin` names the data in errors.
 ///
 /// # Errors

@@ -75,7 +75,7 @@ impl Run<'_> {
                 ("global_batch_size", json!(self.global_batch)),
                 ("epochs", json!(self.epochs)),
                 ("inputs", self.task.inputs_json()),
-                ("loss", json!(self.task.loss.name())),
+                ("loss", json!(self.task.loss_text())),
                 ("optimizer", json!(self.optimizer.name())),
                 ("learning_rate", json!(self.optimizer.learning_rate())),
                 ("seed", json!(self.args.training.seed)),

@@ -108,7 +108,8 @@ impl Model {
         mode: &mut Mode<'_>,
     ) -> Result<Tensor<2>> {
         let logits = self.logits(input, mode)?;
-        Ok(applied(self.head(), logits))
+        let first = self.outputs.first();
+        Ok(first.map_or(logits.clone(), |output| applied(output, logits)))
     }
 
     /// [`forward`](Self::forward) of a model with any number of inputs and outputs: what each
@@ -122,11 +123,8 @@ impl Model {
         mode: &mut Mode<'_>,
     ) -> Result<Vec<Tensor<2>>> {
         let logits = self.logits_all(inputs, mode)?.into_iter();
-        let heads = self.outputs.iter().map(|output| output.head);
-        Ok(heads
-            .zip(logits)
-            .map(|(head, x)| applied(head, x))
-            .collect())
+        let outputs = self.outputs.iter().zip(logits);
+        Ok(outputs.map(|(output, x)| applied(output, x)).collect())
     }
 
     /// What the logits say of every class: `[batch, outputs]`, between 0 and 1. One output is the
@@ -305,6 +303,28 @@ impl Model {
         all.collect()
     }
 
+    /// The inputs of examples that are rows of all inputs, one behind the other, in the order that
+    /// [`logits_all`](Self::logits_all) wants.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for rows of another length.
+    pub fn split_inputs(&self, rows: Tensor<2>) -> Result<Vec<Tensor<2>>> {
+        let widths = self.inputs.iter().map(|input| input.shape.elements());
+        let (all, found) = (widths.clone().sum::<usize>(), rows.dims()[1]);
+        if all != found {
+            return Err(Error::invalid(format!(
+                "the inputs {} have {all} values together, and {found} were given",
+                listed(self.input_names())
+            )));
+        }
+        let mut first = 0;
+        let parts = widths.map(|width| {
+            first += width;
+            rows.clone().narrow(1, first - width, width)
+        });
+        Ok(parts.collect())
+    }
+
     /// Whether the input holds numbers of words, which an embedding looks up.
     pub fn takes_tokens(&self) -> bool {
         self.takes_tokens
@@ -434,10 +454,17 @@ impl ModuleVisitor for FirstTrained {
     }
 }
 
-fn applied(head: Head, logits: Tensor<2>) -> Tensor<2> {
-    match head {
+fn applied(output: &Output, logits: Tensor<2>) -> Tensor<2> {
+    match output.head {
         Head::Linear => logits,
-        Head::Softmax => activation::softmax(logits, 1),
+        Head::Softmax if logits.dims()[1] == output.features => activation::softmax(logits, 1),
+        // At each place of an image or a sequence.
+        Head::Softmax => {
+            let [examples, values] = logits.dims();
+            let places = values / output.features.max(1);
+            let each = logits.reshape([examples * places, output.features]);
+            activation::softmax(each, 1).reshape([examples, values])
+        }
         Head::Sigmoid => activation::sigmoid(logits),
     }
 }

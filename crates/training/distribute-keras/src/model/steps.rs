@@ -70,6 +70,8 @@ pub(super) struct Output {
     pub(super) name: String,
     pub(super) value: usize,
     pub(super) head: Head,
+    /// The extent of its last axis, over which a softmax is.
+    pub(super) features: usize,
 }
 
 /// The calls, each with the values that are read for the last time, and the outputs.
@@ -83,6 +85,7 @@ pub(super) fn of(plan: &Plan) -> (Vec<Step>, Vec<Output>) {
             name: output.name.clone(),
             value: take_head(plan, &mut steps, &path).unwrap_or(output.value),
             head,
+            features: output.shape.features(),
         }
     });
     let outputs: Vec<Output> = outputs.collect();

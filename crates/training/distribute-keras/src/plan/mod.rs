@@ -314,7 +314,7 @@ impl Plan {
         value.checked_sub(self.inputs.len())
     }
 
-    fn shape(&self, value: usize) -> Shape {
+    pub(crate) fn shape(&self, value: usize) -> Shape {
         let call = self.call_of(value).and_then(|call| self.calls.get(call));
         match (call, self.inputs.get(value)) {
             (Some(call), _) => call.output,

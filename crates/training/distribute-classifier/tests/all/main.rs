@@ -1,0 +1,3 @@
+//! Models with several inputs and outputs against real Keras.
+
+mod outputs;

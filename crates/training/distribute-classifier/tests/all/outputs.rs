@@ -1,0 +1,175 @@
+//! Training of models with several inputs and outputs equals Keras', on any number of replicas.
+
+use std::path::{Path, PathBuf};
+
+use distribute_classifier::{
+    Batch, Classified, OptimizerOptions, OutputOptions, Task, TaskError, TaskOptions, objective,
+};
+use distribute_core::{MirroredStrategy, Policy, StrategyExt};
+use distribute_data::{Batching, StrategyDataExt};
+use distribute_fit::{Fit, StepContext, predict};
+use distribute_keras::{Mode, Model};
+use rstest::rstest;
+use serde_json::Value;
+
+/// The batch of the runs that Keras recorded.
+const BATCH: usize = 4;
+const TOLERANCE: f64 = 2e-5;
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/keras")
+        .join(name)
+}
+
+fn options(name: &str) -> TaskOptions {
+    let model = file(&format!("{name}.keras"));
+    TaskOptions {
+        dataset: format!("npz:{}", file(&format!("{name}.npz")).display())
+            .parse()
+            .unwrap(),
+        model: Some(model.display().to_string()),
+        ..TaskOptions::default()
+    }
+}
+
+fn expected(name: &str) -> Value {
+    let text = std::fs::read_to_string(file(&format!("{name}.expected.json")));
+    serde_json::from_str(&text.unwrap()).unwrap()
+}
+
+fn close(found: f64, expected: f64, what: &str) {
+    let error = (found - expected).abs() / expected.abs().max(1.0);
+    assert!(error < TOLERANCE, "{what}: {found}, Keras: {expected}");
+}
+
+/// Trains as the recorded run, and compares every value that Keras logged, the weights and what
+/// the model returns.
+fn compare(name: &str, replicas: usize) {
+    let expected = expected(name);
+    let (mut task, data) = Task::open(&options(name), None).unwrap();
+    let mut optimizer = OptimizerOptions::default();
+    task.complete(&mut optimizer);
+    let strategy = MirroredStrategy::builder()
+        .replicas(replicas)
+        .build()
+        .unwrap();
+    let batching = || Batching::global(BATCH);
+    let first = data.train.subset(&[0]).unwrap();
+    let train = strategy.distribute_dataset(Classified::weighted(data.train), batching());
+    let test = strategy.distribute_dataset(Classified::weighted(data.test), batching());
+    let (train, test) = (train.unwrap(), test.unwrap());
+    let mut state = strategy
+        .try_scope(|device| {
+            let state = task.state(optimizer.build()?, 1, device)?;
+            Ok(optimizer.clipped(state))
+        })
+        .unwrap();
+    let one = strategy.distribute_dataset(Classified::weighted(first), batching());
+    let history = Fit::new(&strategy)
+        .epochs(2)
+        .run_with_validation(
+            &mut state,
+            &train,
+            &test,
+            objective(Policy::float32(), task.measured()),
+        )
+        .unwrap();
+    let logged = expected["history"].as_object().unwrap();
+    for (name, values) in logged {
+        for (epoch, value) in values.as_array().unwrap().iter().enumerate() {
+            let logs = &history.epochs[epoch].logs;
+            let found = logs.get(name);
+            let found = found.unwrap_or_else(|| panic!("{name} is not in {logs}"));
+            close(
+                found,
+                value.as_f64().unwrap(),
+                &format!("{name} of epoch {epoch}"),
+            );
+        }
+    }
+    let own = history.epochs[0].logs.iter().map(|(name, _)| name);
+    let others: Vec<&str> = own.filter(|name| !logged.contains_key(*name)).collect();
+    assert_eq!(others, Vec::<&str>::new(), "Keras does not log these");
+    let forward = |_: &StepContext<'_>, model: &Model, ((input, _), _): Batch| {
+        let inputs = model.split_inputs(input)?;
+        let outputs = model.forward_all(inputs, &mut Mode::Inference)?;
+        Ok(distribute_core::Tensor::cat(outputs, 1))
+    };
+    if replicas > 1 {
+        return;
+    }
+    let rows = predict(&strategy, &state, &one.unwrap(), forward).unwrap();
+    let found = rows.into_data().try_to_vec::<f32>().unwrap();
+    let outputs = expected["first"].as_object().unwrap();
+    let names = task.plan.outputs.iter().map(|output| output.name.as_str());
+    let all = names.flat_map(|name| outputs[name].as_array().unwrap());
+    for (place, (found, expected)) in found.iter().zip(all).enumerate() {
+        let what = format!("value {place} of what is predicted");
+        close(f64::from(*found), expected.as_f64().unwrap(), &what);
+    }
+}
+
+#[rstest]
+fn outputs_train_as_in_keras_on_any_number_of_replicas(
+    #[values("towers", "lists", "pixels")] name: &str,
+    #[values(1, 2, 3)] replicas: usize,
+) {
+    compare(name, replicas);
+}
+
+#[test]
+fn an_output_that_is_not_there_is_named_with_those_that_are() {
+    let outputs = OutputOptions {
+        losses: vec![("chioce".to_string(), "mse".parse().unwrap())],
+        ..OutputOptions::default()
+    };
+    let options = TaskOptions {
+        outputs,
+        ..options("towers")
+    };
+    let error = Task::open(&options, None).unwrap_err();
+    assert!(matches!(error, TaskError::NamedData { .. }));
+    assert!(
+        error
+            .to_string()
+            .contains("no output chioce, but choice, flag, score, pixels"),
+        "{error}"
+    );
+}
+
+#[test]
+fn data_without_an_input_or_output_says_which() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().join("a.csv");
+    let lines: String = (0..9)
+        .map(|line| format!("{line},0.5,1,{line}\n"))
+        .collect();
+    std::fs::write(&table, format!("x_0,x_1,kind,other\n{lines}")).unwrap();
+    let with = |columns: &[(&str, &[&str])]| {
+        let mut options = options("lists");
+        options.dataset = format!("csv:{}", table.display()).parse().unwrap();
+        options.reading.columns = columns
+            .iter()
+            .map(|(name, columns)| {
+                let columns = columns.iter().map(ToString::to_string);
+                (name.to_string(), columns.collect())
+            })
+            .collect();
+        Task::open(&options, None)
+    };
+    let error = with(&[]).unwrap_err().to_string();
+    assert!(error.contains("no column belongs to size"), "{error}");
+    let error = with(&[("size", &["gone"])]).unwrap_err().to_string();
+    assert!(error.contains("no column gone"), "{error}");
+    let error = with(&[("size", &["other"])]).unwrap_err().to_string();
+    assert!(
+        error.contains("input x") || error.contains("(3)"),
+        "{error}"
+    );
+    let x: &[&str] = &["x_0", "x_1", "x_0"];
+    let error = with(&[("size", &["other"]), ("x", x)]);
+    let (task, data) = error.unwrap();
+    assert_eq!(data.train.feature_shape(), [3]);
+    assert_eq!(task.loss_text().matches('=').count(), 2);
+}
