@@ -2,7 +2,7 @@
 //! for programmers, but users of this program set flags.
 
 /// Texts of the libraries, and their replacements.
-const NAMES: [(&str, &str); 43] = [
+const NAMES: [(&str, &str); 44] = [
     (
         "raise `ServerOptions::coordinator_timeout`",
         "raise --rendezvous-timeout",
@@ -83,6 +83,7 @@ const NAMES: [(&str, &str); 43] = [
     ("`ReadingOptions::csv_delimiter`", "--csv-delimiter"),
     ("`ReadingOptions::label_column`", "--label-column"),
     ("`ReadingOptions::color_mode`", "--color-mode"),
+    ("`ReadingOptions::columns`", "--columns"),
     ("`TaskOptions::validation_split`", "--validation-split"),
     ("by `TaskOptions::loss`: ", ": --loss "),
     ("`LossName::CrossEntropy`", "--loss cross-entropy"),

@@ -26,6 +26,7 @@ mod launch;
 mod multi_worker;
 mod observing;
 mod other_names;
+mod outputs;
 mod own_program;
 mod parameter_server;
 mod replicate_state;

@@ -20,7 +20,7 @@ import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 L = keras.layers
-EXAMPLES, TESTS, BATCH = 10, 5, 4
+EXAMPLES, TESTS, BATCH = 10, 5, 5
 
 
 def towers():
@@ -114,6 +114,9 @@ def write(name, model, is_weighted):
     model.save(os.path.join(HERE, name + ".keras"))
     arrays = {**inputs, **targets}
     arrays.update({k + "_test": v for k, v in {**tests, **test_targets}.items()})
+    if len(arrays) == 4:
+        pairs = zip(("x_train", "y_train", "x_test", "y_test"), arrays.values())
+        arrays = dict(pairs)
     if is_weighted:
         arrays["sample_weight"] = weights
     np.savez_compressed(os.path.join(HERE, name + ".npz"), **arrays)
