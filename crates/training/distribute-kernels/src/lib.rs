@@ -43,7 +43,10 @@ mod conv;
 mod max_pool;
 pub mod nn;
 mod operand;
+mod recurrence;
+mod tile;
 mod vectors;
 
 pub use conv::{conv2d, conv2d_relu};
 pub use max_pool::max_pool2d;
+pub use recurrence::{Cell, Recurrence};

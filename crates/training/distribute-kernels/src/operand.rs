@@ -29,6 +29,21 @@ impl Operand {
     }
 }
 
+impl Operand {
+    /// [`of`](Self::of) a tensor that may be left out.
+    pub(crate) fn of_any<const D: usize>(tensor: Option<&Tensor<D>>) -> Option<Option<Self>> {
+        match tensor {
+            Some(tensor) => Self::of(tensor).map(Some),
+            None => Some(None),
+        }
+    }
+
+    pub(crate) fn is_any_tracked<const N: usize>(operands: [Option<&Self>; N]) -> bool {
+        let mut given = operands.into_iter().flatten();
+        given.any(|operand| matches!(operand, Self::Tracked(_)))
+    }
+}
+
 /// The elements in row-major order; `None` if they are not f32.
 pub(crate) fn elements(tensor: &FlexTensor) -> Option<&[f32]> {
     tensor.as_slice()

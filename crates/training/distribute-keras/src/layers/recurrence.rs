@@ -1,27 +1,33 @@
-//! What a cell makes of a whole sequence, step by step.
+//! What a cell makes of a whole sequence.
+//!
+//! One operation of `distribute-kernels` with a gradient of its own where it is possible. Else, and
+//! in captured steps, step by step, which is about 15 operations for each.
 
 use burn::tensor::Bool;
 use burn::tensor::module::linear;
 use distribute_core::dropout;
+use distribute_kernels::{Cell, Recurrence};
 use rand::Rng;
 
 use super::cell::{CellKind, CellWeights};
 use super::*;
 
-/// In which order a cell reads the steps, and what it gives where the mask leaves a step out.
+/// What a cell gives of a sequence, and which steps it leaves out.
 #[derive(Debug, Clone)]
 pub(super) struct Reading {
-    /// From the last step to the first.
-    pub(super) backwards: bool,
+    /// The outputs of all steps, and not of the last one alone.
+    pub(super) sequences: bool,
+    /// The last states too.
+    pub(super) states: bool,
     /// Zeros for a step that is left out, and else what the step before gave.
     pub(super) zero_output: bool,
-    /// True for the steps that count, `[batch, steps]`.
-    pub(super) mask: Option<Tensor<2, Bool>>,
+    /// 1 for the steps that count, `[batch, steps]`.
+    pub(super) mask: Option<Tensor<2>>,
 }
 
-/// What the steps gave, in the order in which they were read, and the last states.
+/// What the steps gave, `[batch, steps, units]`, and the last states if they are wanted.
 pub(super) struct Read {
-    pub(super) outputs: Vec<Tensor<2>>,
+    pub(super) outputs: Tensor<3>,
     pub(super) states: Vec<Tensor<2>>,
 }
 
@@ -58,7 +64,8 @@ impl Dropped {
 }
 
 impl CellWeights {
-    /// Reads a sequence `[batch, steps, features]`, beginning with these states.
+    /// Reads a sequence `[batch, steps, features]`, beginning with these states, or with zeros if
+    /// there are none.
     pub(super) fn read(
         &self,
         x: Tensor<3>,
@@ -66,7 +73,7 @@ impl CellWeights {
         reading: &Reading,
         pass: &mut Pass<'_, '_>,
     ) -> Read {
-        let [batch, steps, features] = x.dims();
+        let [batch, _, features] = x.dims();
         let (units, gates) = (self.cell.units, self.cell.kind.gates());
         let (rate, recurrent_rate) = (self.cell.dropout, self.cell.recurrent_dropout);
         // As in Keras, where a dropout of the state makes each gate a product of its own.
@@ -76,38 +83,87 @@ impl CellWeights {
             _ => Dropped(Vec::new()),
         };
         let (dropped, dropped_states) = (draw(rate, features), draw(recurrent_rate, units));
-        let mut inputs = Vec::with_capacity(steps);
-        each_step(self.of_inputs(x, &dropped), &mut inputs);
-        if reading.backwards {
-            inputs.reverse();
+        let z = self.of_inputs(x, &dropped);
+        let is_plain = states.is_empty() && !reading.states && dropped_states.0.is_empty();
+        let in_one = is_plain.then(|| self.in_one(&z, reading)).flatten();
+        match in_one {
+            Some(outputs) => Read {
+                outputs,
+                states: Vec::new(),
+            },
+            None => self.step_by_step(z, states, reading, &dropped_states),
         }
-        let mut read = Read {
-            outputs: Vec::with_capacity(steps),
-            states,
+    }
+
+    /// The outputs by one operation, if there is one for this cell and device.
+    fn in_one(&self, z: &Tensor<3>, reading: &Reading) -> Option<Tensor<3>> {
+        let activations = (self.cell.activation, self.cell.recurrent_activation);
+        let cell = match (self.cell.kind, activations) {
+            (CellKind::Simple, (Activation::Tanh, _)) => Cell::Simple,
+            (CellKind::Lstm, (Activation::Tanh, Activation::Sigmoid)) => Cell::Lstm,
+            (CellKind::Gru { reset_after: true }, (Activation::Tanh, Activation::Sigmoid)) => {
+                Cell::Gru
+            }
+            _ => return None,
         };
-        let mut last = read.states[0].zeros_like();
+        let outputs = Recurrence {
+            cell,
+            inputs: z,
+            kernel: &self.recurrent_kernel.val(),
+            bias: self.bias_row(1).as_ref(),
+            mask: reading.mask.as_ref(),
+            last: !reading.sequences,
+        }
+        .outputs()?;
+        let [_, given, units] = outputs.dims();
+        Some(match &reading.mask {
+            Some(mask) if reading.zero_output => {
+                let [batch, steps] = mask.dims();
+                let mask = mask.clone().narrow(1, steps - given, given);
+                let left_out = mask.lower_equal_elem(0.0).unsqueeze_dim::<3>(2);
+                outputs.mask_fill(left_out.expand([batch, given, units]), 0.0)
+            }
+            _ => outputs,
+        })
+    }
+
+    fn step_by_step(
+        &self,
+        z: Tensor<3>,
+        mut states: Vec<Tensor<2>>,
+        reading: &Reading,
+        dropped_states: &Dropped,
+    ) -> Read {
+        let [batch, steps, _] = z.dims();
+        let units = self.cell.units;
+        let zeros = Tensor::zeros([batch, units], (&z.device(), z.dtype()));
+        states.resize(self.cell.kind.states(), zeros.clone());
+        let mask = reading.mask.clone().map(|mask| mask.greater_elem(0.0));
+        let mut inputs = Vec::with_capacity(steps);
+        each_step(z, &mut inputs);
+        let (mut outputs, mut last) = (Vec::with_capacity(steps), zeros);
         for (step, z) in inputs.into_iter().enumerate() {
-            let mut new = self.step(z, &read.states, &dropped_states);
+            let mut new = self.step(z, &states, dropped_states);
             let mut output = new[0].clone();
-            if let Some(mask) = &reading.mask {
-                let at = if reading.backwards {
-                    steps - 1 - step
-                } else {
-                    step
-                };
-                let counts = mask.clone().narrow(1, at, 1).expand([batch, units]);
+            if let Some(mask) = &mask {
+                let counts: Tensor<2, Bool> = mask.clone().narrow(1, step, 1);
+                let counts = counts.expand([batch, units]);
                 output = last.clone().mask_where(counts.clone(), output);
-                for (new, old) in new.iter_mut().zip(&read.states) {
+                for (new, old) in new.iter_mut().zip(&states) {
                     *new = old.clone().mask_where(counts.clone(), new.clone());
                 }
             }
             if !reading.zero_output {
                 last = output.clone();
             }
-            read.outputs.push(output);
-            read.states = new;
+            outputs.push(output);
+            states = new;
         }
-        read
+        let given = if reading.sequences { 0 } else { steps - 1 };
+        Read {
+            outputs: Tensor::stack(outputs.split_off(given), 1),
+            states,
+        }
     }
 
     /// What the inputs of all steps give, with the bias: `[batch, steps, gates * units]`. One

@@ -294,38 +294,34 @@ impl RecurrentWeights {
             Flow::Flat(state) => Some(state),
             _ => None,
         });
+        let mut mask_read = mask.clone();
+        if self.layer.go_backwards {
+            x = x.flip([1]);
+            mask_read = mask_read.map(|mask| mask.flip([1]));
+        }
         let mut reading = Reading {
-            backwards: self.layer.go_backwards,
+            sequences: true,
+            states: self.layer.return_state,
             zero_output: self.layer.zero_output_for_mask,
-            mask: mask.clone().map(|mask| mask.greater_elem(0.0)),
+            mask: mask_read,
         };
-        let mut outputs = Vec::new();
         for (index, cell) in self.cells.iter().enumerate() {
-            if index > 0 {
-                // The steps now stand in the order in which the cell before read them.
-                x = Tensor::stack(outputs, 1);
-                if std::mem::replace(&mut reading.backwards, false) {
-                    reading.mask = reading.mask.map(|mask| mask.flip([1]));
-                }
-            }
-            let [batch, _, _] = x.dims();
-            let dims = [batch, cell.cell.units];
-            let zeros = || Tensor::zeros(dims, (&x.device(), x.dtype()));
-            let states = (0..cell.cell.kind.states()).map(|_| given.next().unwrap_or_else(zeros));
-            let states = states.collect();
-            let read = cell.read(x.clone(), states, &reading, pass);
-            outputs = read.outputs;
+            let is_last = index + 1 == self.cells.len();
+            reading.sequences = self.layer.return_sequences || !is_last;
+            let states = given.by_ref().take(cell.cell.kind.states()).collect();
+            let read = cell.read(x, states, &reading, pass);
+            x = read.outputs;
             if self.layer.return_state {
                 pass.states.extend(read.states);
             }
         }
         Some(if self.layer.return_sequences {
             Value {
-                flow: Flow::Sequence(Tensor::stack(outputs, 1)),
+                flow: Flow::Sequence(x),
                 mask,
             }
         } else {
-            Value::of(Flow::Flat(outputs.pop()?))
+            Value::of(Flow::Flat(x.squeeze_dim(1)))
         })
     }
 }

@@ -7,7 +7,7 @@
 use pulp::{Simd, WithSimd};
 
 use super::shape::Conv;
-use super::tile::{CHAIN, Tile, add, add_columns, cut, load, zeros};
+use crate::tile::{CHAIN, Tile, add, add_columns, cut, load, zeros};
 use crate::vectors;
 
 impl Conv {

@@ -8,7 +8,7 @@ use pulp::{Simd, WithSimd};
 
 use super::layout::SLACK;
 use super::shape::Conv;
-use super::tile::{CHAIN, Tile, add, add_rows, cut, store, zeros};
+use crate::tile::{CHAIN, Tile, add, add_rows, cut, store, zeros};
 use crate::vectors;
 
 impl Conv {

@@ -7,7 +7,6 @@ mod layout;
 mod shape;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
-mod tile;
 
 use burn::tensor::Tensor;
 use burn::tensor::module;
@@ -84,27 +83,19 @@ fn convolved(
 ) -> Option<Tensor<4>> {
     let conv = Conv::new(x.dims(), weight.dims(), bias.map(Tensor::dims), options)?;
     let operation = Operation { conv, relu };
-    let (x, weight) = (Operand::of(x)?, Operand::of(weight)?);
-    let output = match (x, weight, bias) {
-        (Operand::Plain(x), Operand::Plain(weight), None) => {
-            Operand::Plain(operation.run(x, weight, None)?.output)
-        }
-        (x, weight, None) => {
-            let ((x, x_node), (weight, weight_node)) = (x.into_parts(), weight.into_parts());
-            let done = operation.run(x, weight, None)?;
-            Operand::Tracked(operation.track([x_node, weight_node], done))
-        }
-        (x, weight, Some(bias)) => match (x, weight, Operand::of(bias)?) {
-            (Operand::Plain(x), Operand::Plain(weight), Operand::Plain(bias)) => {
-                Operand::Plain(operation.run(x, weight, Some(bias))?.output)
-            }
-            (x, weight, bias) => {
-                let ((x, x_node), (weight, weight_node)) = (x.into_parts(), weight.into_parts());
-                let (bias, bias_node) = bias.into_parts();
-                let done = operation.run(x, weight, Some(bias))?;
-                Operand::Tracked(operation.track([x_node, weight_node, bias_node], done))
-            }
-        },
+    let (x, weight, bias) = (
+        Operand::of(x)?,
+        Operand::of(weight)?,
+        Operand::of_any(bias)?,
+    );
+    let is_tracked = Operand::is_any_tracked([Some(&x), Some(&weight), bias.as_ref()]);
+    let ((x, of_x), (weight, of_weight)) = (x.into_parts(), weight.into_parts());
+    let (bias, of_bias) = bias.map(Operand::into_parts).unzip();
+    let done = operation.run(x, weight, bias)?;
+    let output = match of_bias {
+        _ if !is_tracked => Operand::Plain(done.output),
+        None => Operand::Tracked(operation.track([of_x, of_weight], done)),
+        Some(of_bias) => Operand::Tracked(operation.track([of_x, of_weight, of_bias], done)),
     };
     Some(output.into_tensor())
 }

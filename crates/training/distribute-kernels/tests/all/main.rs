@@ -3,5 +3,6 @@
 mod conv;
 mod conv_accuracy;
 mod max_pool;
+mod recurrence;
 mod rows;
 mod support;
