@@ -3,7 +3,7 @@
     cargo build --release -p distribute-keras --features bench --example train_steps
     PYTHON_WITH_TENSORFLOW bench/layers/compare.py target/release/examples/train_steps
 
-Each model is trained by our program and by TensorFlow as a `tf.function`, with XLA and without, from
+The program keeps freed memory, as distribute-cli does. Each model is trained by our program and by TensorFlow as a `tf.function`, with XLA and without, from
 the same weights and on the same batch. All take turns on one core for some rounds; a ratio is the
 one within a round. It fails if the losses of the first step differ.
 """
@@ -57,12 +57,21 @@ def saved(folder):
         yield name, path, [str(number) for number in (batch, *shape)]
 
 
+# What distribute-cli asks of its allocator (distribute-cli/src/allocator.rs).
+KEEP_FREED_PAGES = {
+    "MALLOC_TRIM_THRESHOLD_": "2000000000",
+    "MALLOC_MMAP_THRESHOLD_": "1000000000",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+
+
 class Program:
     """A program that trains for as many seconds as a line of its input says."""
 
-    def __init__(self, command):
+    def __init__(self, command, environment={}):
         self.process = subprocess.Popen(
             ["taskset", "-c", "0", *command],
+            env=os.environ | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -82,10 +91,10 @@ class Program:
 def compare(options, path, numbers):
     """Of each program, its rates by round."""
     tensorflow = [sys.executable, str(HERE / "tensorflow_steps.py"), path, *numbers]
-    programs = {"ours": [options.program, path, *numbers], TENSORFLOW: tensorflow}
+    ours = Program([options.program, path, *numbers], KEEP_FREED_PAGES)
+    programs = {"ours": ours, TENSORFLOW: Program(tensorflow)}
     if options.xla:
-        programs[XLA] = [*tensorflow, "--jit"]
-    programs = {name: Program(command) for name, command in programs.items()}
+        programs[XLA] = Program([*tensorflow, "--jit"])
     losses = [program.loss for program in programs.values()]
     if max(losses) - min(losses) > 1e-4:
         sys.exit(f"{path}: the losses of the first step are {losses}")
