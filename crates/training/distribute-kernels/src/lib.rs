@@ -1,5 +1,5 @@
-//! Max-pooling, convolution and recurrent layers for burn's CPU backend, with gradients, faster than
-//! burn's own.
+//! Max-pooling, convolution and recurrent layers for burn's CPU backend, with gradients, faster
+//! than burn's own.
 //!
 //! [`max_pool2d`] and [`conv2d`] have the signatures of burn's functions, [`conv2d_relu`] is
 //! the latter with an activation, and [`nn`] has the layers that use them. [`Recurrence`]

@@ -1,4 +1,5 @@
-//! The two products that all others are made of, for one tile of the result that stays in registers.
+//! The two products that all others are made of, for one tile of the result that stays in
+//! registers.
 //!
 //! `M` rows of `N` vectors: as many as there are registers for, less those for the operands.
 
