@@ -3,7 +3,7 @@
 use burn::tensor::activation;
 use distribute_core::dropout;
 
-use super::multi_head_attention::{hidden, without_hidden, without_later};
+use super::heads::{hidden, without_hidden, without_later};
 use super::*;
 
 /// `keras.layers.Attention` (Luong et al., 2015) and `AdditiveAttention` (Bahdanau et al., 2015),
@@ -48,10 +48,7 @@ impl KerasLayer for Attention {
             Some(Some("concat")) => Score::Concat { scaled },
             Some(_) => return Err(fields.refuse("score_mode", "use dot or concat")),
         };
-        let dropout = match fields.get("dropout") {
-            Some(_) => rate(fields, "dropout")?,
-            None => 0.0,
-        };
+        let dropout = optional_rate(fields, "dropout")?;
         Ok(Self { score, dropout })
     }
 
@@ -63,12 +60,7 @@ impl KerasLayer for Attention {
     }
 
     fn argument(&self, key: &str, value: &Json, arguments: &mut Arguments) -> bool {
-        match (key, value) {
-            ("use_causal_mask", Json::Bool(true)) => arguments.causal = true,
-            ("return_attention_scores", Json::Bool(false)) => {}
-            _ => return false,
-        }
-        true
+        heads::argument(key, value, arguments)
     }
 
     fn output_shape_of_all(&self, inputs: &[Shape]) -> Result<Shape, String> {

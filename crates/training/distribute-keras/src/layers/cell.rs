@@ -118,11 +118,8 @@ impl Cell {
             _ => activation_of(fields, "recurrent_activation", Activation::Sigmoid)?,
         };
         let of_state = Initializer::ORTHOGONAL;
-        let mut dropped = |key| match fields.get(key) {
-            Some(_) => rate(fields, key),
-            None => Ok(0.0),
-        };
-        let (dropout, recurrent_dropout) = (dropped("dropout")?, dropped("recurrent_dropout")?);
+        let dropout = optional_rate(fields, "dropout")?;
+        let recurrent_dropout = optional_rate(fields, "recurrent_dropout")?;
         Ok(Some(Self {
             kind,
             name,

@@ -1,11 +1,7 @@
 //! `GroupQueryAttention`.
 
-use burn::tensor::activation;
-use distribute_core::dropout;
-
-use super::dense::DenseWeights;
-use super::layout::matrix;
-use super::multi_head_attention::{hidden, without_hidden, without_later};
+use super::heads::AttentionWeights;
+use super::multi_head_attention::attended;
 use super::*;
 
 /// `keras.layers.GroupQueryAttention` (Ainslie et al., 2023): several heads of queries share a head
@@ -36,10 +32,7 @@ impl KerasLayer for GroupedQueryAttention {
         fields.must_be("use_gate", false, "set it to false")?;
         // Another way to compute the same.
         fields.neutral(&["flash_attention"]);
-        let dropout = match fields.get("dropout") {
-            Some(_) => rate(fields, "dropout")?,
-            None => 0.0,
-        };
+        let dropout = optional_rate(fields, "dropout")?;
         let num_query_heads = count(fields, "num_query_heads")?;
         let num_key_value_heads = count(fields, "num_key_value_heads")?;
         if !num_query_heads.is_multiple_of(num_key_value_heads) {
@@ -62,12 +55,7 @@ impl KerasLayer for GroupedQueryAttention {
     }
 
     fn argument(&self, key: &str, value: &Json, arguments: &mut Arguments) -> bool {
-        match (key, value) {
-            ("use_causal_mask", Json::Bool(true)) => arguments.causal = true,
-            ("return_attention_scores", Json::Bool(false)) => {}
-            _ => return false,
-        }
-        true
+        heads::argument(key, value, arguments)
     }
 
     fn output_shape_of_all(&self, inputs: &[Shape]) -> Result<Shape, String> {
@@ -90,10 +78,7 @@ impl KerasLayer for GroupedQueryAttention {
     }
 
     fn weights(&self, inputs: &[Shape]) -> Vec<Option<PlannedWeight>> {
-        let width = |index: usize| inputs.get(index).map(|shape| shape.features());
-        let query = width(0).unwrap_or(1);
-        let value = width(1).unwrap_or(query);
-        let key = width(2).unwrap_or(value);
+        let [query, value, key] = attended(inputs).map(Shape::features);
         let (queries, keys) = (self.num_query_heads, self.num_key_value_heads);
         let (head, kernel) = (self.head_dim, self.kernel_initializer);
         let bias = self.use_bias.then_some(self.bias_initializer);
@@ -110,111 +95,17 @@ impl KerasLayer for GroupedQueryAttention {
     }
 
     fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
-        // The kernel of the output has two axes of inputs, the others one.
-        let mut projection = |inputs| {
-            let kernel = matrix(weights.next(), inputs);
-            DenseWeights {
-                kernel: weights.trained(kernel),
-                bias: weights.optional(self.use_bias),
-                activation: Activation::Linear,
-                regularizer: self.kernel_regularizer,
-            }
-        };
-        Some(BuiltLayer::GroupedAttention(GroupedAttentionWeights {
-            query: projection(1),
-            key: projection(1),
-            value: projection(1),
-            output: projection(2),
-            heads: [self.num_query_heads, self.num_key_value_heads],
-            width: self.head_dim,
-            dropout: self.dropout,
-        }))
+        Some(BuiltLayer::GroupedAttention(AttentionWeights::new(
+            weights,
+            [self.num_query_heads, self.num_key_value_heads],
+            self.dropout,
+            self.use_bias,
+            self.kernel_regularizer,
+        )))
     }
 
     /// The mask of the query.
     fn mask(&self, masks: &[Option<usize>], _: usize) -> Result<Option<usize>, String> {
         Ok(first_mask(masks))
-    }
-}
-
-/// The four projections: kernels with the axes of heads and widths as one.
-#[derive(Module, Debug)]
-pub(crate) struct GroupedAttentionWeights {
-    query: DenseWeights,
-    key: DenseWeights,
-    value: DenseWeights,
-    output: DenseWeights,
-    /// Of queries, and of keys and values.
-    #[module(skip)]
-    heads: [usize; 2],
-    #[module(skip)]
-    width: usize,
-    #[module(skip)]
-    dropout: f64,
-}
-
-impl Built for GroupedAttentionWeights {
-    fn call_all(
-        &self,
-        inputs: Vec<Value>,
-        pass: &mut Pass<'_, '_>,
-    ) -> distribute_core::Result<Option<Value>> {
-        let mut inputs = inputs.into_iter();
-        let (Some(query), Some(value)) = (inputs.next(), inputs.next()) else {
-            return Ok(None);
-        };
-        let key = inputs.next().unwrap_or_else(|| value.clone());
-        let (mask, hidden) = (query.mask.clone(), hidden(&query, &value, &key));
-        let (Flow::Sequence(query), Flow::Sequence(key), Flow::Sequence(value)) =
-            (query.flow, key.flow, value.flow)
-        else {
-            // A plan never puts an attention on other shapes.
-            return Ok(None);
-        };
-        let [queries, keys] = self.heads;
-        let query = self.split(self.query.product(query), queries);
-        let key = self.repeated(self.split(self.key.product(key), keys));
-        let value = self.repeated(self.split(self.value.product(value), keys));
-        let scale = 1.0 / (self.width as f64).sqrt();
-        let scores = query.mul_scalar(scale).matmul(key.swap_dims(2, 3));
-        let scores = if pass.arguments.causal {
-            without_later(scores)
-        } else {
-            scores
-        };
-        let mut read = activation::softmax(without_hidden(scores, hidden), 3);
-        if let Some(rng) = pass.training().filter(|_| self.dropout > 0.0) {
-            read = dropout(read, self.dropout, rng);
-        }
-        let read = read.matmul(value).swap_dims(1, 2);
-        let [batch, steps, heads, width] = read.dims();
-        let read = read.reshape([batch, steps, heads * width]);
-        Ok(Some(Value {
-            flow: Flow::Sequence(self.output.product(read)),
-            mask,
-        }))
-    }
-
-    fn losses(&self) -> Vec<Option<Tensor<1>>> {
-        let projections = [&self.query, &self.key, &self.value, &self.output];
-        projections.map(Built::losses).concat()
-    }
-}
-
-impl GroupedAttentionWeights {
-    /// `[batch, heads, steps, width]`.
-    fn split(&self, x: Tensor<3>, heads: usize) -> Tensor<4> {
-        let [batch, steps, _] = x.dims();
-        x.reshape([batch, steps, heads, self.width]).swap_dims(1, 2)
-    }
-
-    /// Every head once for each of the heads of queries that share it.
-    fn repeated(&self, x: Tensor<4>) -> Tensor<4> {
-        let [batch, heads, steps, width] = x.dims();
-        let times = self.heads[0] / self.heads[1].max(1);
-        let each = x
-            .unsqueeze_dim::<5>(2)
-            .expand([batch, heads, times, steps, width]);
-        each.reshape([batch, heads * times, steps, width])
     }
 }

@@ -39,6 +39,7 @@ mod global_max_pooling_2d;
 mod global_pooling_3d;
 mod group_normalization;
 mod grouped_query_attention;
+mod heads;
 mod identity;
 mod layer;
 mod layer_normalization;
@@ -134,7 +135,7 @@ layers! {
     "TimeDistributed" "Bidirectional": time_axis::TimeAxis;
     "Masking": masking::Masking;
     "MultiHeadAttention": multi_head_attention::MultiHeadAttention
-        => Attention(multi_head_attention::AttentionWeights);
+        => Attention(heads::AttentionWeights);
     "BatchNormalization": batch_normalization::BatchNormalization
         => BatchNorm(LocalBatchNorm), SyncBatchNorm(SyncBatchNorm),
             AxisBatchNorm(batch_normalization::AxisBatchNorm);
@@ -149,7 +150,7 @@ layers! {
         => DotAttention(attention::AttentionFactors);
     "GroupQueryAttention" "GroupedQueryAttention" as "GroupQueryAttention,":
         grouped_query_attention::GroupedQueryAttention
-        => GroupedAttention(grouped_query_attention::GroupedAttentionWeights);
+        => GroupedAttention(heads::AttentionWeights);
     "LayerScale": layer_scale::LayerScale;
     "CustomScaleLayer": custom_scale::CustomScale;
     "PReLU": prelu::PRelu => PRelu(prelu::PReluWeights);

@@ -125,6 +125,14 @@ pub(super) fn rate(fields: &mut Fields<'_>, key: &'static str) -> Result<f64, Mo
         .ok_or_else(|| fields.refuse(key, "use a rate from 0 up to, but not, 1"))
 }
 
+/// A rate that is 0 if it is left out.
+pub(super) fn optional_rate(fields: &mut Fields<'_>, key: &'static str) -> Result<f64, ModelError> {
+    match fields.get(key) {
+        Some(_) => rate(fields, key),
+        None => Ok(0.0),
+    }
+}
+
 pub(super) fn epsilon(fields: &mut Fields<'_>) -> Result<f64, ModelError> {
     let epsilon = fields.number("epsilon", 1e-3)?;
     if epsilon > 0.0 {
