@@ -131,7 +131,8 @@ fn register(
     let state = program.shared("model", move |strategy| {
         let state = strategy.try_scope(|device| {
             let model = Model::initialized(&plan, seed, device)?;
-            let state = TrainState::with_optimizer(model, Arc::clone(&optimizer));
+            let optimizer = model.constrained(&plan, Arc::clone(&optimizer))?;
+            let state = TrainState::with_optimizer(model, optimizer);
             Ok(options.clipped(state))
         });
         state.map_err(PsError::from)

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
-    Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lion, MovingAverage, Nadam, Optimizer,
-    RateFactors, RateGroup, RmsProp, Sgd, WeightDecay, of_burn,
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Constrained, Constraint, Ftrl, Lion, MovingAverage,
+    Nadam, Optimizer, RateFactors, RateGroup, RmsProp, Sgd, WeightDecay, of_burn,
 };
 use crate::{Error, Result};
 
@@ -77,6 +77,7 @@ struct Common {
     use_ema: bool,
     ema_momentum: f64,
     ema_overwrite_frequency: Option<u64>,
+    constraints: Vec<Constraint>,
 }
 
 impl Default for Common {
@@ -88,6 +89,7 @@ impl Default for Common {
             use_ema: false,
             ema_momentum: 0.99,
             ema_overwrite_frequency: None,
+            constraints: Vec::new(),
         }
     }
 }
@@ -104,6 +106,15 @@ impl Common {
         optimizer = with_factors(optimizer, inside);
         optimizer = self.with_decay(name, optimizer)?;
         optimizer = with_factors(optimizer, outside);
+        let constraints = mem::take(&mut self.constraints);
+        let optimizer = self.with_average(optimizer)?;
+        if constraints.is_empty() {
+            return Ok(optimizer);
+        }
+        Ok(Arc::new(Constrained::of(optimizer, constraints)))
+    }
+
+    fn with_average(&self, optimizer: Arc<dyn Optimizer>) -> Result<Arc<dyn Optimizer>> {
         if !self.use_ema {
             return Ok(optimizer);
         }
@@ -176,8 +187,8 @@ pub fn burn_names() -> impl Iterator<Item = &'static str> {
 /// what is not there has Keras' default. Capitals make no difference: `Adam` is `adam`.
 ///
 /// Every optimizer also takes `weight_decay` and `exclude_from_weight_decay` ([`WeightDecay`]),
-/// `learning_rate_factors` ([`RateFactors`]), and `use_ema`, `ema_momentum` and
-/// `ema_overwrite_frequency` ([`MovingAverage`]). Of burn's ([`burn_names`]) these and the
+/// `learning_rate_factors` ([`RateFactors`]), `constraints` ([`Constrained`]), and `use_ema`,
+/// `ema_momentum` and `ema_overwrite_frequency` ([`MovingAverage`]). Of burn's ([`burn_names`]) these and the
 /// `learning_rate` can be set, all else is burn's default.
 ///
 /// ```
@@ -276,7 +287,7 @@ mod tests {
         assert!(
             unknown.ends_with(
                 "`lion`: unknown field `rho`, there are beta_1, beta_2, learning_rate, \
-                 ema_momentum, ema_overwrite_frequency, exclude_from_weight_decay, \
+                 constraints, ema_momentum, ema_overwrite_frequency, exclude_from_weight_decay, \
                  learning_rate_factors, use_ema, weight_decay"
             ),
             "{unknown}"

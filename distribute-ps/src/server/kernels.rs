@@ -42,7 +42,11 @@ impl Kernel {
         let flag = |key: &str| spec.config.get(key) == Some(&Value::Bool(true));
         let has = |key: &str| spec.config.get(key).is_some();
         let decays = spec.name == "adamw" || has("weight_decay");
-        let by_path = ["exclude_from_weight_decay", "learning_rate_factors"];
+        let by_path = [
+            "exclude_from_weight_decay",
+            "learning_rate_factors",
+            "constraints",
+        ];
         if flag("use_ema") || flag("amsgrad") || by_path.into_iter().any(has) {
             return None;
         }

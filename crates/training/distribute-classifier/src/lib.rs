@@ -71,6 +71,7 @@ mod start_weights;
 mod stored;
 mod targets;
 mod task;
+mod texts;
 mod vocabulary;
 
 pub use batches::{Answers, Batch, Classified, Data, Targets, default_batch_size};

@@ -15,6 +15,9 @@ use crate::loss;
 use crate::loss_name::LossName;
 use crate::several;
 
+/// A length of texts that models take.
+const USUAL_WORDS: usize = 256;
+
 /// The source of a model.
 #[derive(Debug, Clone)]
 pub struct Source {
@@ -36,11 +39,25 @@ impl Source {
         }
     }
 
+    /// Whether its input is texts.
+    pub fn reads_texts(&self) -> Result<bool, TaskError> {
+        if self.file.is_none() {
+            return Ok(self.name == "text");
+        }
+        let spec = self.spec(1, 1)?;
+        Ok(spec.inputs.first().is_some_and(|input| input.is_text))
+    }
+
     /// What the model of a file ends with, and its number of outputs, for such examples; nothing
     /// for a built-in model, and if they do not fit, which is an error later.
     pub fn ending(&self, spec: &ModelSpec, examples: &Examples) -> Option<(Head, usize)> {
         self.file.as_ref()?;
-        let plan = spec.plan(examples.feature_shape()).ok()?;
+        let plan = match spec.text_input(0).ok()? {
+            // Of texts that become as many numbers as they have words.
+            Some(input) => spec.plan(&[input.width().unwrap_or(USUAL_WORDS)]),
+            None => spec.plan(examples.feature_shape()),
+        };
+        let plan = plan.ok()?;
         Some((plan.head(), plan.output().elements()))
     }
 

@@ -50,9 +50,9 @@ fn forward(
     } else {
         policy.cast(input)
     };
-    let all = policy
+    let given = policy
         .model(model)?
-        .logits_all(model.split_inputs(input)?, &mut mode)?;
+        .outputs_all(model.split_inputs(input)?, &mut mode)?;
     let counts = match targets.weights {
         Some(own) => own * weights.clone(),
         None => weights.clone(),
@@ -61,7 +61,7 @@ fn forward(
         .outputs
         .iter()
         .zip(model.heads())
-        .zip(all)
+        .zip(given.logits)
         .map(|((output, head), logits)| {
             Compared::of(output, head, policy.output(logits), &targets.answers)
         })
@@ -85,7 +85,12 @@ fn forward(
         }
         objective = compared.measured(objective, model, &weights, &counts)?;
     }
-    regularized(ctx, model, objective)
+    // As in Keras, the examples' own weights do not count here.
+    let activity = given.activity_losses.map(|of_examples| {
+        let average = AverageLoss::new().weights(weights);
+        average.of(ctx, of_examples)
+    });
+    regularized(ctx, model, activity.transpose()?, objective)
 }
 
 /// What an output gives for a batch, and what it is compared with: a row for each example, or for
@@ -362,9 +367,18 @@ fn one_hot(labels: Tensor<2, Int>, classes: usize) -> Tensor<2, Bool> {
     labels.expand(shape).equal(all.expand(shape))
 }
 
-fn regularized(ctx: &StepContext<'_>, model: &Model, objective: Objective) -> Result<Objective> {
-    Ok(match model.regularization_loss() {
-        Some(loss) => objective.regularization(scale_regularization_loss(ctx, loss)?),
+/// Adds the losses on weights, and on what layers give.
+fn regularized(
+    ctx: &StepContext<'_>,
+    model: &Model,
+    activity: Option<Tensor<1>>,
+    objective: Objective,
+) -> Result<Objective> {
+    let of_weights = model.regularization_loss();
+    let of_weights = of_weights.map(|loss| scale_regularization_loss(ctx, loss));
+    let both = of_weights.transpose()?.into_iter().chain(activity);
+    Ok(match both.reduce(|sum, loss| sum + loss) {
+        Some(loss) => objective.regularization(loss),
         None => objective,
     })
 }
@@ -403,7 +417,7 @@ fn empty(
             objective = objective.totals_as(name, *metric, sums);
         }
     }
-    regularized(ctx, model, objective)
+    regularized(ctx, model, None, objective)
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ use crate::stored::{
     stored_dataset, stored_l2, stored_list, stored_loss, stored_metrics, stored_targets,
 };
 use crate::targets::{self, Hints};
-use crate::vocabulary::Vocabulary;
+use crate::texts::Texts;
 
 /// A model and the data that it is trained on. The defaults match `distribute-cli train`: a small
 /// convolutional network on the embedded digits.
@@ -104,7 +104,7 @@ pub struct Task {
     source: Source,
     classes: usize,
     features: Vec<usize>,
-    vocabulary: Option<Vocabulary>,
+    texts: Option<Texts>,
     l2: Option<f64>,
     /// The data set that the checkpoint names.
     pub trained_on: String,
@@ -144,7 +144,7 @@ struct TaskParts {
     /// The shapes of its inputs, of a model with several.
     shapes: Option<Vec<Vec<usize>>>,
     classes: usize,
-    vocabulary: Option<Vocabulary>,
+    texts: Option<Texts>,
     l2: Option<f64>,
     /// Patterns of layers that are not trained.
     freeze: Vec<String>,
@@ -152,7 +152,7 @@ struct TaskParts {
 
 impl TaskParts {
     fn build(self) -> Result<Task, TaskError> {
-        let tokens = self.vocabulary.as_ref().map_or(1, Vocabulary::tokens);
+        let tokens = self.texts.as_ref().map_or(1, Texts::tokens);
         let mut spec = self.source.spec(self.classes, tokens)?;
         if let Some(l2) = self.l2 {
             spec = spec.with_l2(l2);
@@ -190,7 +190,7 @@ impl TaskParts {
             source: self.source,
             classes: self.classes,
             features: self.features,
-            vocabulary: self.vocabulary,
+            texts: self.texts,
             l2: self.l2,
             split: None,
             identity: OnceLock::new(),
@@ -240,7 +240,7 @@ impl Task {
             (None, Some(stored)) => stored,
             (named, _) => named_model(named.as_deref().unwrap_or(dataset.default_model()))?,
         };
-        let mut how = Reading::new(&options.reading, dataset, source.name == "text")?;
+        let mut how = Reading::new(&options.reading, dataset, source.reads_texts()?)?;
         let trained = continued.and_then(Inputs::of_checkpoint);
         if let (Some((inputs, values)), false) = (&trained, how.as_text) {
             how.columns = inputs.columns(*values);
@@ -433,14 +433,14 @@ impl Task {
         let remarks = inputs::remarks(&data, &dataset)?;
         // Tokens have no names.
         let class_names = data.train.class_names().to_vec();
-        let vocabulary = if data.train.is_text() {
-            Some(Vocabulary::of(&data.train)?)
+        let texts = if data.train.is_text() {
+            Some(Texts::of(&data.train, &spec)?)
         } else {
             None
         };
-        if let Some(vocabulary) = &vocabulary {
-            data.train = vocabulary.encode(&data.train)?;
-            data.test = vocabulary.encode(&data.test)?;
+        if let Some(texts) = &texts {
+            data.train = texts.encode(&data.train, &spec)?;
+            data.test = texts.encode(&data.test, &spec)?;
         }
         let parts = TaskParts {
             dataset,
@@ -448,7 +448,7 @@ impl Task {
             features: data.train.feature_shape().to_vec(),
             shapes: None,
             classes: targets::outputs(&data.train),
-            vocabulary,
+            texts,
             l2: options.l2,
             freeze: options.freeze.clone(),
         };
@@ -602,14 +602,15 @@ impl Task {
                 Model::new(&self.plan, weights, device)?
             }
         };
+        let optimizer = model.constrained(&self.plan, optimizer)?;
         Ok(TrainState::with_optimizer(model, optimizer))
     }
 
     /// The examples as the model wants them; texts become tokens.
     /// The labels of examples that have some must be classes of the model.
     pub fn prepare(&self, examples: Examples) -> Result<Examples, TaskError> {
-        let examples = match (&self.vocabulary, examples.is_text()) {
-            (Some(vocabulary), true) => vocabulary.encode(&examples)?,
+        let examples = match (&self.texts, examples.is_text()) {
+            (Some(texts), true) => texts.encode(&examples, &self.spec)?,
             _ => examples,
         };
         if let Some(several) = &self.several {
@@ -739,7 +740,7 @@ impl Task {
 
     /// Whether the data is read as texts.
     pub fn is_text(&self) -> bool {
-        self.vocabulary.is_some()
+        self.texts.is_some()
     }
 
     /// What a checkpoint keeps, so that it can be used without naming model and data again.
@@ -751,7 +752,7 @@ impl Task {
             "classes": self.classes,
             "class_names": self.class_names,
             "features": self.features,
-            "vocabulary": self.vocabulary.as_ref().map(Vocabulary::to_json),
+            "vocabulary": self.texts.as_ref().map(Texts::to_json),
             "l2": self.l2,
             "csv_header": self.dataset.header(),
             "reading": self.reading.to_json(),
@@ -820,9 +821,9 @@ impl Task {
         ) else {
             return Err(not_ours());
         };
-        let vocabulary = match &extra["vocabulary"] {
+        let texts = match &extra["vocabulary"] {
             Value::Null => None,
-            value => Some(Vocabulary::from_json(value).ok_or_else(not_ours)?),
+            value => Some(Texts::from_json(value).ok_or_else(not_ours)?),
         };
         let source = match model {
             Some(model) => named_model(model)?,
@@ -837,7 +838,7 @@ impl Task {
             features,
             shapes: several::stored_shapes(extra),
             classes,
-            vocabulary,
+            texts,
             l2,
             // Which layers were trained changes nothing of what a trained model gives.
             freeze: Vec::new(),

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use distribute_readers::{Array, Examples, Features, Labels, ReadError, Values};
+use distribute_readers::{Array, Examples, ReadError, Values};
 use serde_json::{Value, json};
+
+use crate::texts::with_numbers;
 
 /// Tokens that are not words.
 const PADDING: i32 = 0;
@@ -65,26 +67,7 @@ impl Vocabulary {
             tokens.extend(padded);
         }
         let tokens = Array::new(vec![all.len(), self.steps], Values::I32(tokens))?;
-        let tokens = Features::Numbers(tokens);
-        if !examples.is_labelled() {
-            return Examples::new(examples.name(), tokens, Labels::Absent(all.len()));
-        }
-        let encoded = match examples.classes() {
-            Some(classes) => {
-                let labels = Labels::Classes(examples.labels_i64(&all)?);
-                let encoded = Examples::new(examples.name(), tokens, labels)?;
-                encoded.with_classes(classes)?
-            }
-            None => {
-                let shape = [&[all.len()], examples.label_shape()].concat();
-                let values = Array::new(shape, Values::F32(examples.labels_f32(&all)?))?;
-                Examples::new(examples.name(), tokens, Labels::Numbers(values))?
-            }
-        };
-        if examples.is_weighted() {
-            return encoded.with_weights(examples.weights_f32(&all)?);
-        }
-        Ok(encoded)
+        with_numbers(examples, tokens)
     }
 
     /// For a checkpoint.
@@ -116,6 +99,8 @@ fn words(text: &str) -> impl Iterator<Item = String> + '_ {
 
 #[cfg(test)]
 mod tests {
+    use distribute_readers::{Features, Labels};
+
     use super::*;
 
     fn examples() -> Examples {

@@ -95,6 +95,16 @@ const BESIDE_OPTIONS: [&str; 7] = [
 /// The modules of Keras' own classes. A class of the same name in another module is a user's.
 const MODULES: [&str; 4] = ["keras", "tf_keras", "tensorflow", "builtins"];
 
+/// The layers that give whole numbers, and the types of these.
+const LOOKUPS: [&str; 5] = [
+    "Hashing",
+    "IntegerLookup",
+    "StringLookup",
+    "TextVectorization",
+    "Discretization",
+];
+const INTEGERS: [&str; 3] = ["int32", "int64", "string"];
+
 impl<'a> Fields<'a> {
     pub(super) fn new(place: Place<'a>, within: String, options: Option<&'a Object>) -> Self {
         Self {
@@ -157,6 +167,12 @@ impl<'a> Fields<'a> {
         self.asked.insert(key);
         let value = self.options.and_then(|options| options.get(key));
         value.filter(|value| !value.is_null())
+    }
+
+    /// Whether an option is written, as `null` too.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.options
+            .is_some_and(|options| options.contains_key(key))
     }
 
     /// Options that change nothing, whatever they are.
@@ -222,6 +238,8 @@ impl<'a> Fields<'a> {
         };
         match name {
             Some("float32") => Ok(()),
+            // What these give are whole numbers, or rows of zeros and ones.
+            Some(name) if INTEGERS.contains(&name) && LOOKUPS.contains(&self.place.class) => Ok(()),
             Some(name) if name.starts_with("mixed_") => {
                 let remedy = "write the file under the policy float32; `train --precision bf16` or \
                               f16 computes as the policy says";

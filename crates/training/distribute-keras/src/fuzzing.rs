@@ -30,6 +30,16 @@ pub fn keras_json(bytes: &[u8]) {
     let Ok(model) = parse_keras_json(text, "a.json") else {
         return;
     };
+    for input in 0..model.inputs.len() {
+        if let Ok(Some(input)) = model.text_input(input) {
+            let is_small = input.width().is_none_or(|width| width <= 1 << 16);
+            if is_small && input.texts() <= 16 {
+                let row = input.encode(&vec!["a word, a b!"; input.texts()]);
+                let fits = |row: Vec<f32>| input.width().is_none_or(|width| width == row.len());
+                assert!(row.map_or(true, fits));
+            }
+        }
+    }
     for shape in SHAPES {
         if let Ok(plan) = model.plan_all(&vec![shape; model.inputs.len()]) {
             let layers = plan.layers.iter().map(|layer| layer.parameters());
@@ -433,6 +443,7 @@ mod tests {
         let mut seeds = graphs();
         seeds.extend(operations());
         seeds.extend(images());
+        seeds.extend(texts());
         seeds.extend(more_graphs());
         seeds.extend(recurrent());
         seeds.extend(windows());
@@ -590,6 +601,54 @@ mod tests {
                 ("Softmax", json!({"axis": 1})),
             ]),
         )])
+    }
+
+    /// Layers that read texts and numbers of classes, losses on outputs, constraints, and LSTMs over
+    /// images.
+    fn texts() -> Seeds {
+        let input = |dtype: &str| {
+            let config = json!({"batch_shape": [null, 1], "dtype": dtype});
+            ("InputLayer", config)
+        };
+        let words = json!(["", "[UNK]", "a", "b"]);
+        let vectorization = json!({"vocabulary": words, "standardize": null, "split": "character",
+            "ngrams": [1, 3], "output_sequence_length": u32::MAX, "output_mode": "int"});
+        let lookup = json!({"vocabulary": ["a", "b"], "num_oov_indices": 3, "salt": [1, -2],
+            "output_mode": "tf_idf", "idf_weights": [0.5, 2], "pad_to_max_tokens": true,
+            "max_tokens": 9});
+        let integers = json!({"vocabulary": [5, -7, 1 << 20], "mask_token": 5,
+            "output_mode": "count", "num_oov_indices": 2});
+        let hashing = json!({"num_bins": 5, "mask_value": "", "salt": 3,
+            "output_mode": "one_hot"});
+        let norm = |class: &str| named(class, &json!({"axis": [0, -1], "max_value": 2}));
+        let ruled = json!({"units": 3, "activity_regularizer": "l1_l2",
+            "kernel_constraint": norm("MaxNorm"), "bias_constraint": "non_neg"});
+        let lstm = json!({"filters": 2, "kernel_size": [2, u32::MAX], "padding": "same",
+            "return_sequences": true, "dropout": 0.5});
+        Seeds::from([
+            (
+                "texts-words",
+                model(&[input("string"), ("TextVectorization", vectorization)]),
+            ),
+            (
+                "texts-lookup",
+                model(&[input("string"), ("StringLookup", lookup)]),
+            ),
+            (
+                "texts-hashing",
+                model(&[input("string"), ("Hashing", hashing)]),
+            ),
+            (
+                "texts-integers",
+                model(&[
+                    input("int64"),
+                    ("IntegerLookup", integers),
+                    ("ActivityRegularization", json!({"l2": 0.1})),
+                    ("Dense", ruled),
+                ]),
+            ),
+            ("conv-lstm", model(&[("ConvLSTM2D", lstm)])),
+        ])
     }
 
     fn chains() -> Seeds {

@@ -40,7 +40,9 @@ mod plan;
 mod saved_file;
 mod shape;
 mod spec;
+mod texts;
 mod unsupported;
+mod vocabularies;
 mod weight_file;
 
 pub use activation::Activation;
@@ -50,16 +52,19 @@ pub use error::{ModelError, Unsupported};
 pub use head::{Head, Loss};
 pub use init::{Initializer, Weight};
 pub use keras_json::{parse_keras_json, read_keras_json};
+pub use layers::constraint::Constraint;
 pub use layers::pass::{Arguments, Mode};
 pub use layers::regularizer::Regularizer;
 pub use layers::weights::PlannedWeight;
 pub use layers::windows::{Padding, Windows};
 pub use layers::{LayerSpec, Merge};
-pub use model::Model;
+pub use model::{Model, Outputs};
 pub use plan::{Plan, PlannedCall, PlannedInput, PlannedLayer, PlannedOutput};
 pub use saved_file::{ModelFile, check_format, model_file, model_text};
 pub use shape::Shape;
-pub use spec::{Call, ModelInput, ModelOutput, ModelSpec, NamedLayer};
+pub use spec::{Call, LayerRules, ModelInput, ModelOutput, ModelSpec, NamedLayer};
+pub use texts::TextInput;
+pub use texts::lookup::{Lookup, LookupMode};
 pub use weight_file::{
     FoundWeights, SkippedLayer, WeightFormat, parse_safetensors_weights, parse_weights,
     read_fitting_weights, read_weights, written_weights,

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 use zip::ZipArchive;
 
-use crate::{ModelError, hdf5};
+use crate::{ModelError, hdf5, vocabularies};
 
 /// The members of a `.keras` file.
 pub(crate) const CONFIG: &str = "config.json";
@@ -87,8 +87,11 @@ fn of_archive(bytes: &[u8], origin: &str) -> Result<ModelFile, ModelError> {
         ));
     };
     let text = String::from_utf8(config);
+    let text = text.map_err(|_| wrong("its config.json is no text in UTF-8".to_string()))?;
+    let text = vocabularies::added(text, bytes)
+        .map_err(|what| wrong(format!("its vocabularies cannot be read ({what})")))?;
     Ok(ModelFile {
-        text: text.map_err(|_| wrong("its config.json is no text in UTF-8".to_string()))?,
+        text,
         has_weights: has_member(bytes, WEIGHTS),
     })
 }

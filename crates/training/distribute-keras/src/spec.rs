@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::names::Names;
-use crate::{Arguments, LayerSpec, ModelError, Regularizer};
+use crate::{Arguments, Constraint, LayerSpec, ModelError, Regularizer};
 
 /// The group in which a file of Keras has the layers of a model.
 pub(crate) const SAVED_LAYERS: &str = "layers";
@@ -34,6 +34,8 @@ pub struct ModelInput {
     /// The shape of one example, channels last; `None` for an axis of any size. A model that was
     /// written before it was built has none at all.
     pub shape: Option<Vec<Option<usize>>>,
+    /// Whether it is texts: see [`ModelSpec::text_input`].
+    pub is_text: bool,
 }
 
 /// An output of a model.
@@ -60,9 +62,20 @@ pub struct NamedLayer {
     /// `Dense` layer of the model, whatever its name is, and `layers/functional/layers/dense` one
     /// of a model inside.
     pub saved_as: String,
-    /// Losses on weights beside those that the layer's own options name: the weight's name, such
-    /// as `bias`, and the loss.
+    /// The options that any layer may have.
+    pub rules: LayerRules,
+}
+
+/// Losses and constraints that a layer may have beside its own options.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct LayerRules {
+    /// Losses on weights: the weight's name, such as `bias`, and the loss.
     pub regularizers: Vec<(&'static str, Regularizer)>,
+    /// The loss on what the layer gives, for each example (Keras: `activity_regularizer`).
+    pub activity: Option<Regularizer>,
+    /// Constraints on weights, each with the weight's name: they hold behind every update of an
+    /// optimizer that [`Model::constrained`](crate::Model::constrained) gives.
+    pub constraints: Vec<(&'static str, Constraint)>,
 }
 
 /// One call of a layer. A layer that is called several times has its weights once.
@@ -91,7 +104,7 @@ impl ModelSpec {
                 name,
                 spec,
                 trainable: true,
-                regularizers: Vec::new(),
+                rules: LayerRules::default(),
             }
         });
         let layers: Vec<_> = named.collect();
@@ -113,6 +126,7 @@ impl ModelSpec {
             inputs: vec![ModelInput {
                 name: "input".to_string(),
                 shape: None,
+                is_text: false,
             }],
             calls: calls.collect(),
             layers,
@@ -140,7 +154,17 @@ impl ModelSpec {
     /// The number of tokens, if the input of this position is tokens, see
     /// [`tokens`](Self::tokens).
     pub fn tokens_of(&self, input: usize) -> Option<usize> {
-        let reads = |call: &&Call| call.inputs.contains(&input);
+        // What a layer makes of texts is what the model receives.
+        let is_text = self.inputs.get(input).is_some_and(|input| input.is_text);
+        let first = self
+            .calls
+            .iter()
+            .position(|call| call.inputs.contains(&input));
+        let received = match first.filter(|_| is_text) {
+            Some(reader) => self.inputs.len() + reader,
+            None => input,
+        };
+        let reads = |call: &&Call| call.inputs.contains(&received);
         let readers = self.calls.iter().filter(reads);
         let tokens = readers.filter_map(|call| self.layers.get(call.layer)?.spec.layer().tokens());
         tokens.min()

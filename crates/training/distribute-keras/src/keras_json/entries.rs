@@ -18,6 +18,8 @@ pub(super) struct Graph {
     pub(super) inputs: Vec<usize>,
     /// The shape of one example, if a layer says it: the first that does.
     pub(super) input_shape: Option<Vec<Option<usize>>>,
+    /// The entries that are inputs of texts.
+    pub(super) texts: Vec<usize>,
     /// The layers that the file does not have, which this program makes of a layer around others. A
     /// model may need them or not.
     pub(super) own: Vec<usize>,

@@ -6,13 +6,12 @@ use serde_json::Value;
 
 use super::entries::{Entries, Entry, Graph, INPUTS, Kind, Node, Reference};
 use super::operations::Parts;
-use super::{File, input_layer, nodes, operations, references};
+use super::{File, input_layer, nodes, operations, references, rules};
 use crate::fields::{Fields, Named, Object, Place};
 use crate::layers::Operation;
-use crate::layers::regularizer::regularizer;
 use crate::names::Names;
 use crate::spec::SAVED_LAYERS;
-use crate::{LayerSpec, ModelError, NamedLayer, Unsupported};
+use crate::{LayerRules, LayerSpec, ModelError, NamedLayer, Unsupported};
 
 impl Graph {
     /// Reads a model. `prefix` stands before the names of its layers, which are added to `all`;
@@ -56,6 +55,7 @@ impl Graph {
                 outputs: Vec::new(),
                 inputs: Vec::new(),
                 input_shape: None,
+                texts: Vec::new(),
                 own: Vec::new(),
                 arguments: INPUTS,
                 is_chain,
@@ -157,6 +157,7 @@ impl Reader<'_> {
         let file = self.file;
         let turned = channels_last(outer);
         let outer = turned.as_ref().unwrap_or(outer);
+        let mut is_text = false;
         let read = file.refused.layer(outer, |outer| {
             let Some(Named { mut fields, .. }) = Fields::named(place, String::new(), outer)? else {
                 let what = format!("layer {name} has no class_name or config");
@@ -164,19 +165,12 @@ impl Reader<'_> {
             };
             let shape = input_layer::shape(&mut fields)?;
             if class == "InputLayer" {
-                return input_layer::read(fields).map(|()| (shape, None));
+                is_text = input_layer::read(fields)?;
+                return Ok((shape, None));
             }
-            let mut losses = Vec::new();
-            for (key, weight) in REGULARIZERS {
-                let loss = regularizer(&mut fields, key)?;
-                losses.extend(loss.map(|loss| (weight, loss)));
-            }
+            let rules = rules::read(class, &mut fields)?;
             let (spec, trainable) = LayerSpec::read(class, fields)?;
-            // Its cells have the losses on their biases themselves.
-            if matches!(spec, LayerSpec::Recurrent(_)) {
-                losses.clear();
-            }
-            Ok((shape, Some((spec, trainable, losses))))
+            Ok((shape, Some((spec, trainable, rules))))
         })?;
         let Some((shape, layer)) = read else {
             return Ok(Kind::Refused);
@@ -185,7 +179,10 @@ impl Reader<'_> {
         if self.graph.input_shape.is_none() {
             self.graph.input_shape.clone_from(&shape);
         }
-        let Some((spec, trainable, regularizers)) = layer else {
+        let Some((spec, trainable, rules)) = layer else {
+            // The entry is added behind the others.
+            let entry = self.graph.entries.len();
+            self.graph.texts.extend(is_text.then_some(entry));
             return Ok(Kind::Input(shape));
         };
         let saved_as = self.saved_as(spec.class());
@@ -194,7 +191,7 @@ impl Reader<'_> {
             spec,
             trainable: trainable && self.trainable,
             saved_as,
-            regularizers,
+            rules,
         });
         let layer = self.all.len() - 1;
         if turned.is_none() {
@@ -209,14 +206,22 @@ impl Reader<'_> {
                 spec: Operation::move_axis(from, to).into(),
                 trainable: true,
                 saved_as: String::new(),
-                regularizers: Vec::new(),
+                rules: LayerRules::default(),
             });
             self.all.len() - 1
         };
+        // Of a sequence of images the steps stand before the channels.
+        let of_steps = class.starts_with("ConvLSTM");
+        let sequences = outer
+            .get("config")
+            .map(|config| &config["return_sequences"]);
+        let gives_steps = of_steps && sequences == Some(&Value::Bool(true));
+        let axis = |has_steps| if has_steps { 2 } else { 1 };
+        let (from, to) = (axis(of_steps), axis(gives_steps));
         Ok(Kind::Turned {
-            before: moved(format!("{name}[channels last]"), 1, -1),
+            before: moved(format!("{name}[channels last]"), from, -1),
             layer,
-            after: (!ends).then(|| moved(format!("{name}[channels first]"), -1, 1)),
+            after: (!ends).then(|| moved(format!("{name}[channels first]"), -1, to)),
         })
     }
 
@@ -367,7 +372,7 @@ impl Reader<'_> {
                     spec: operation.into(),
                     trainable: self.trainable,
                     saved_as: String::new(),
-                    regularizers: Vec::new(),
+                    rules: LayerRules::default(),
                 });
                 let results = &mut self.graph.entries[entry].nodes[node].results;
                 results.resize(results.len().max(result + 1), None);
@@ -377,13 +382,6 @@ impl Reader<'_> {
         Ok(())
     }
 }
-
-/// The options that are losses on weights of one name, whatever the layer.
-const REGULARIZERS: [(&str, &str); 3] = [
-    ("bias_regularizer", "bias"),
-    ("gamma_regularizer", "gamma"),
-    ("beta_regularizer", "beta"),
-];
 
 /// The object of a layer of `channels_first` images as one of `channels_last`, whose weights are
 /// the same.

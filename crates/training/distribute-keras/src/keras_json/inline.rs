@@ -58,8 +58,8 @@ pub(super) fn model(
 }
 
 /// An input of the model. The only input of a model may be described by another layer.
-fn input(graph: &Graph, entry: usize) -> ModelInput {
-    let entry = &graph.entries[entry];
+fn input(graph: &Graph, index: usize) -> ModelInput {
+    let entry = &graph.entries[index];
     let shape = match (&entry.kind, graph.inputs.len()) {
         (_, 1) => &graph.input_shape,
         (Kind::Input(shape), _) => shape,
@@ -71,6 +71,7 @@ fn input(graph: &Graph, entry: usize) -> ModelInput {
             name => name.to_string(),
         },
         shape: shape.clone(),
+        is_text: graph.texts.contains(&index),
     }
 }
 

@@ -26,20 +26,19 @@ const NUMBERS: [&str; 10] = [
     "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "bool",
 ];
 
-/// The input layer's own options.
-pub(super) fn read(mut fields: Fields<'_>) -> Result<(), ModelError> {
+/// The type of texts.
+const TEXT: &str = "string";
+
+/// The input layer's own options: whether it is an input of texts.
+pub(super) fn read(mut fields: Fields<'_>) -> Result<bool, ModelError> {
     fields.neutral(&["name"]);
     for key in ["sparse", "ragged", "optional"] {
         fields.must_be(key, false, "set it to false")?;
     }
-    match fields.get("dtype").and_then(Value::as_str) {
-        Some(number) if NUMBERS.contains(&number) => {}
-        Some("string") => {
-            let remedy = "turn the texts into numbers before (adapt a TextVectorization outside \
-                          of the model), or use --model text";
-            return Err(fields.refuse("dtype", remedy));
-        }
-        _ => fields.float32()?,
+    let dtype = fields.get("dtype").and_then(Value::as_str);
+    if !dtype.is_some_and(|dtype| dtype == TEXT || NUMBERS.contains(&dtype)) {
+        fields.float32()?;
     }
-    fields.finish()
+    fields.finish()?;
+    Ok(dtype == Some(TEXT))
 }

@@ -16,6 +16,7 @@ mod nodes;
 mod operations;
 mod references;
 mod refused;
+mod rules;
 mod wrappers;
 
 use std::path::Path;

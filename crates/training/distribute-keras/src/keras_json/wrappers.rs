@@ -5,11 +5,11 @@ use serde_json::Value;
 
 use super::entries::{Entry, Graph, INPUTS, Kind, Node, Reference};
 use super::graph::Reader;
-use super::input_layer;
+use super::{input_layer, rules};
 use crate::fields::{Fields, Named, Object, Place};
 use crate::layers::{LayerSpec, Merge, Recurrent, TimeAxis, common};
 use crate::names::Names;
-use crate::{ModelError, NamedLayer};
+use crate::{LayerRules, ModelError, NamedLayer};
 
 const ONLY_RECURRENT: &str = "use SimpleRNN, LSTM, GRU or RNN in it";
 
@@ -52,6 +52,7 @@ impl Reader<'_> {
                     outputs: Vec::new(),
                     inputs: Vec::new(),
                     input_shape: None,
+                    texts: Vec::new(),
                     own: Vec::new(),
                     arguments: INPUTS,
                     is_chain: true,
@@ -119,7 +120,8 @@ impl Inside<'_> {
     /// Adds a layer that the file does not have.
     fn own(&mut self, name: String, spec: LayerSpec, inputs: Vec<Reference>) -> usize {
         self.reader.graph.own.push(self.reader.all.len());
-        self.layer(name, self.group.clone(), spec, inputs)
+        let group = self.group.clone();
+        self.layer(name, group, (spec, LayerRules::default()), inputs)
     }
 
     /// Adds a layer with this group in a file of weights.
@@ -127,7 +129,7 @@ impl Inside<'_> {
         &mut self,
         name: String,
         saved_as: String,
-        spec: LayerSpec,
+        (spec, rules): (LayerSpec, LayerRules),
         inputs: Vec<Reference>,
     ) -> usize {
         self.reader.all.push(NamedLayer {
@@ -135,7 +137,7 @@ impl Inside<'_> {
             spec,
             trainable: self.reader.trainable,
             saved_as,
-            regularizers: Vec::new(),
+            rules,
         });
         self.add(Kind::Layer(self.reader.all.len() - 1), inputs)
     }
@@ -150,6 +152,7 @@ impl Inside<'_> {
         let split = self.own(split, TimeAxis::Split.into(), vec![value(all)]);
         self.reader.entry(0, inner)?;
         let each = self.reader.graph.entries.len() - 1;
+        self.without_activity(each, fields)?;
         self.reader.graph.entries[each].nodes = vec![Node {
             inputs: vec![value(split)],
             ..Node::default()
@@ -161,25 +164,43 @@ impl Inside<'_> {
         Ok(())
     }
 
+    /// Keras 3 calls the layer in a `TimeDistributed` without the loss on its outputs.
+    fn without_activity(&mut self, entry: usize, fields: &Fields<'_>) -> Result<(), ModelError> {
+        let Kind::Layer(layer) = self.reader.graph.entries[entry].kind else {
+            return Ok(());
+        };
+        let layer = &mut self.reader.all[layer];
+        let own = match &mut layer.spec {
+            LayerSpec::ActivityRegularization(own) => Some(std::mem::take(&mut own.regularizer)),
+            _ => None,
+        };
+        match layer.rules.activity.take().or(own) {
+            Some(_) if self.reader.file.keras2 => Err(fields.refuse(
+                "layer",
+                "take the activity_regularizer away from the layer in it",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// A layer reads the steps forwards, another one backwards, and what they give is merged.
     fn bidirectional(&mut self, fields: &mut Fields<'_>, states: usize) -> Result<(), ModelError> {
         // Keras 2 may say how many weights there are.
         fields.neutral(&["num_constants"]);
         let merge = merge_mode(fields)?;
-        let (name, forward) = self.recurrent(fields, "layer", "forward_")?;
-        let Some((name, forward)) = name.zip(forward) else {
+        let Some((name, forward, rules)) = self.recurrent(fields, "layer", "forward_")? else {
             return Err(fields.refuse("layer", ONLY_RECURRENT));
         };
         let backward = match self.recurrent(fields, "backward_layer", "")? {
-            (Some(name), Some(backward)) => (name, backward),
-            _ => {
+            Some(backward) => backward,
+            None => {
                 let own = name.strip_prefix("forward_").unwrap_or(&name);
                 let go_backwards = !forward.go_backwards;
                 let backward = Recurrent {
                     go_backwards,
                     ..forward.clone()
                 };
-                (format!("backward_{own}"), backward)
+                (format!("backward_{own}"), backward, rules.clone())
             }
         };
         let same = |r: &Recurrent| (r.return_sequences, r.return_state, !r.go_backwards);
@@ -197,8 +218,8 @@ impl Inside<'_> {
             .collect();
         let (of_forward, of_backward) = given.split_at(states / 2);
         let mut both = Vec::new();
-        for (attribute, (name, layer), states) in [
-            ("forward_layer", (name, forward), of_forward),
+        for (attribute, (name, layer, rules), states) in [
+            ("forward_layer", (name, forward, rules), of_forward),
             ("backward_layer", backward, of_backward),
         ] {
             let received = std::iter::once(&all).chain(states);
@@ -211,7 +232,8 @@ impl Inside<'_> {
             let states = layer.states().len();
             let name = format!("{}/{name}", self.name);
             let saved_as = format!("{}/{attribute}", self.group);
-            both.push((self.layer(name, saved_as, layer.into(), received), states));
+            let layer = (layer.into(), rules);
+            both.push((self.layer(name, saved_as, layer, received), states));
         }
         self.merged(&both, merge, sequences, with_states);
         Ok(())
@@ -253,9 +275,9 @@ impl Inside<'_> {
         fields: &mut Fields<'_>,
         key: &'static str,
         prefix: &str,
-    ) -> Result<(Option<String>, Option<Recurrent>), ModelError> {
+    ) -> Result<Option<(String, Recurrent, LayerRules)>, ModelError> {
         if fields.get(key).is_none() {
-            return Ok((None, None));
+            return Ok(None);
         }
         let refuse = |fields: &Fields<'_>| fields.refuse(key, ONLY_RECURRENT);
         let named = fields.object(key)?.ok_or_else(|| refuse(fields))?;
@@ -265,8 +287,9 @@ impl Inside<'_> {
         // The names of Keras' weights have the prefix, its files may not.
         let name = format!("{prefix}{}", name.strip_prefix(prefix).unwrap_or(&name));
         input_layer::shape(&mut options)?;
+        let rules = rules::read(named.class, &mut options)?;
         match LayerSpec::read(named.class, options)? {
-            (LayerSpec::Recurrent(layer), true) => Ok((Some(name), Some(layer))),
+            (LayerSpec::Recurrent(layer), true) => Ok(Some((name, layer, rules))),
             (LayerSpec::Recurrent(_), false) => {
                 Err(fields.refuse(key, "set trainable=False in the Bidirectional layer"))
             }

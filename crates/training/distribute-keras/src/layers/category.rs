@@ -27,7 +27,7 @@ impl KerasLayer for CategoryEncoding {
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         fields.must_be("sparse", false, "set it to false")?;
         let mode = match fields.get("output_mode").map(Json::as_str) {
-            None | Some(Some("multi_hot")) => OutputMode::MultiHot,
+            None | Some(Some("multi_hot" | "binary")) => OutputMode::MultiHot,
             Some(Some("one_hot")) => OutputMode::OneHot,
             Some(Some("count")) => OutputMode::Count,
             Some(_) => {

@@ -1,4 +1,4 @@
-//! `Dropout` and `SpatialDropout2D`.
+//! `Dropout` and `SpatialDropout1D` to `SpatialDropout3D`.
 
 use distribute_core::dropout;
 use rand::Rng;
@@ -6,7 +6,7 @@ use rand::Rng;
 use super::flow::each;
 use super::*;
 
-/// `keras.layers.Dropout` and `SpatialDropout2D`.
+/// `keras.layers.Dropout`, and `SpatialDropout1D` to `SpatialDropout3D`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dropout {
     /// The fraction of the inputs that are set to zero in training, in `[0, 1)`.
@@ -25,6 +25,7 @@ impl KerasLayer for Dropout {
         let shared = match class {
             "Dropout" => shared(fields)?,
             "SpatialDropout1D" => vec![false, true, false],
+            "SpatialDropout3D" => vec![false, true, true, true, false],
             _ => vec![false, true, true, false],
         };
         Ok(Self {

@@ -10,6 +10,7 @@ use super::flow::Value;
 use super::pass::{Arguments, Pass};
 use super::weights::{PlannedWeight, Weights};
 use crate::fields::Fields;
+use crate::texts::ReadsTexts;
 use crate::{Activation, ModelError, Regularizer, Shape};
 
 /// A layer with its options.
@@ -128,6 +129,11 @@ pub(crate) trait KerasLayer: fmt::Debug {
         None
     }
 
+    /// The same as a reader of texts, if it is one.
+    fn reads_texts(&self) -> Option<&dyn ReadsTexts> {
+        None
+    }
+
     /// The number of tokens, if it reads tokens.
     fn tokens(&self) -> Option<usize> {
         None
@@ -136,6 +142,11 @@ pub(crate) trait KerasLayer: fmt::Debug {
     /// Whether all replicas must call it together in training.
     fn is_synchronized(&self) -> bool {
         false
+    }
+
+    /// The loss on what it gives, if that is what the layer is for.
+    fn activity_regularizer(&self) -> Option<Regularizer> {
+        None
     }
 
     /// Sets the loss on the kernels, if it is a convolution or a `Dense` layer.

@@ -5,6 +5,7 @@
 //! has the burn module that holds them, which implements `Built`.
 
 mod activation;
+mod activity_regularization;
 mod attention;
 mod average_pooling_1d;
 mod average_pooling_2d;
@@ -13,12 +14,14 @@ mod batch_normalization;
 mod category;
 mod cell;
 mod center_crop;
+pub(crate) mod constraint;
 mod conv_1d;
 mod conv_1d_transpose;
 mod conv_2d;
 mod conv_2d_transpose;
 mod conv_3d;
 mod conv_3d_transpose;
+mod conv_lstm;
 mod cropping_1d;
 mod cropping_2d;
 mod custom_scale;
@@ -39,8 +42,10 @@ mod global_max_pooling_2d;
 mod global_pooling_3d;
 mod group_normalization;
 mod grouped_query_attention;
+mod hashing;
 mod heads;
 mod identity;
+mod integer_lookup;
 mod layer;
 mod layer_normalization;
 mod layer_scale;
@@ -59,6 +64,7 @@ pub(crate) mod pass;
 mod permute;
 mod pooling_3d;
 mod prelu;
+mod random_crop;
 mod random_image;
 mod recurrence;
 mod recurrent;
@@ -73,7 +79,9 @@ mod separable_conv_1d;
 mod separable_conv_2d;
 mod sides_3d;
 mod softmax;
+mod string_lookup;
 mod table;
+mod text_vectorization;
 mod time_axis;
 mod unit_normalization;
 mod up_sampling_1d;
@@ -107,6 +115,7 @@ pub use random_image::{Fill, Outside};
 use regularizer::{Regularizer, penalty, regularizer};
 pub use resizing::Interpolation;
 use table::{LAMBDA, layers};
+pub use text_vectorization::Split;
 pub(crate) use weights::Weights;
 use weights::{PlannedWeight, fixed, weight};
 use windows::{Padding, Windows};
@@ -132,8 +141,11 @@ layers! {
         => SeparableConv2d(separable_conv_2d::SeparableConv2dWeights);
     "Embedding": embedding::Embedding => Embedding(embedding::EmbeddingWeights);
     "SimpleRNN" "LSTM" "GRU" "RNN": recurrent::Recurrent => Recurrent(recurrent::RecurrentWeights);
+    "ConvLSTM1D" "ConvLSTM2D" "ConvLSTM3D": conv_lstm::ConvLstm
+        => ConvLstm(conv_lstm::ConvLstmWeights);
     "TimeDistributed" "Bidirectional": time_axis::TimeAxis;
     "Masking": masking::Masking;
+    "ActivityRegularization": activity_regularization::ActivityRegularization;
     "MultiHeadAttention": multi_head_attention::MultiHeadAttention
         => Attention(heads::AttentionWeights);
     "BatchNormalization": batch_normalization::BatchNormalization
@@ -164,8 +176,13 @@ layers! {
     "Rescaling": rescaling::Rescaling;
     "Resizing": resizing::Resizing;
     "CenterCrop": center_crop::CenterCrop;
+    "RandomCrop": random_crop::RandomCrop;
     "CategoryEncoding": category::CategoryEncoding;
     "Discretization": discretization::Discretization;
+    "StringLookup": string_lookup::StringLookup;
+    "IntegerLookup": integer_lookup::IntegerLookup;
+    "TextVectorization": text_vectorization::TextVectorization;
+    "Hashing": hashing::Hashing;
     "RandomFlip" "RandomTranslation" "RandomRotation" "RandomZoom" "RandomContrast"
         "RandomBrightness": random_image::RandomImage;
     "MaxPooling1D" or "MaxPool1D": max_pooling_1d::MaxPooling1D;
@@ -193,7 +210,7 @@ layers! {
     "RepeatVector": repeat_vector::RepeatVector;
     "Flatten": flatten::Flatten;
     "Reshape": reshape::Reshape;
-    "Dropout" "SpatialDropout1D" "SpatialDropout2D": dropout::Dropout;
+    "Dropout" "SpatialDropout1D" "SpatialDropout2D" "SpatialDropout3D": dropout::Dropout;
     "Activation" "ReLU" "LeakyReLU" "ELU": activation::Activation;
     "Softmax": softmax::Softmax;
     "TFOpLambda" "SlicingOpLambda" as "operations on tensors (`x + y`, `keras.ops`),":

@@ -68,7 +68,7 @@ impl KerasLayer for Resizing {
 }
 
 impl Resizing {
-    fn resized(&self, x: Tensor<4>) -> Tensor<4> {
+    pub(super) fn resized(&self, x: Tensor<4>) -> Tensor<4> {
         let x = if self.crop_to_aspect_ratio {
             self.cropped(x)
         } else {

@@ -1,5 +1,7 @@
 //! The burn module that a plan becomes.
 
+mod activity;
+mod constraints;
 mod steps;
 mod taken;
 
@@ -14,6 +16,7 @@ use crate::layers::regularizer::penalty;
 use crate::layers::{BuiltLayer, Flow, Pass, Value, Weights};
 use crate::plan::{PlannedInput, PlannedLayer};
 use crate::{Head, Mode, ModelError, Plan, PlannedWeight, Regularizer, Weight};
+use activity::ActivityLosses;
 use steps::{Output, Parts, Step};
 
 /// A graph of layers (`keras.Model`); a chain of them is `keras.Sequential`.
@@ -50,6 +53,19 @@ pub struct Model {
     takes_tokens: bool,
     #[module(skip)]
     is_synchronized: bool,
+}
+
+/// What a model gives for a batch, see [`Model::outputs_all`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Outputs {
+    /// For each output the last layer's numbers before a final softmax or sigmoid, `[batch,
+    /// outputs]`, in the order of [`Model::output_names`].
+    pub logits: Vec<Tensor<2>>,
+    /// For each example the losses on what layers give (Keras: `activity_regularizer`), `[batch]`;
+    /// `None` without such a layer. As every loss of examples it is divided by the size of the
+    /// global batch.
+    pub activity_losses: Option<Tensor<1>>,
 }
 
 impl Model {
@@ -123,8 +139,14 @@ impl Model {
         mode: &mut Mode<'_>,
     ) -> Result<Vec<Tensor<2>>> {
         let logits = self.logits_all(inputs, mode)?.into_iter();
+        Ok(self.returned(logits))
+    }
+
+    /// What Keras' model returns, of what stands before the heads: `[batch, outputs]` of each
+    /// output, in the order of [`output_names`](Self::output_names).
+    pub fn returned(&self, logits: Vec<Tensor<2>>) -> Vec<Tensor<2>> {
         let outputs = self.outputs.iter().zip(logits);
-        Ok(outputs.map(|(output, x)| applied(output, x)).collect())
+        outputs.map(|(output, x)| applied(output, x)).collect()
     }
 
     /// What the logits say of every class: `[batch, outputs]`, between 0 and 1. One output is the
@@ -162,10 +184,9 @@ impl Model {
         };
         let device = input.device();
         let first = values(input, planned)?;
-        let mut logits = self.run(vec![first], mode)?;
-        Ok(logits
-            .pop()
-            .unwrap_or_else(|| Tensor::zeros([0, 0], &device)))
+        let mut outputs = self.run(vec![first], mode)?;
+        let logits = outputs.logits.pop();
+        Ok(logits.unwrap_or_else(|| Tensor::zeros([0, 0], &device)))
     }
 
     /// [`logits`](Self::logits) of a model with any number of inputs and outputs.
@@ -202,6 +223,15 @@ impl Model {
         inputs: Vec<Tensor<2>>,
         mode: &mut Mode<'_>,
     ) -> Result<Vec<Tensor<2>>> {
+        Ok(self.outputs_all(inputs, mode)?.logits)
+    }
+
+    /// [`logits_all`](Self::logits_all), and the losses on what layers give, which the loss of a
+    /// model with an `activity_regularizer` needs, in evaluation too.
+    ///
+    /// # Errors
+    /// The errors of [`logits_all`](Self::logits_all).
+    pub fn outputs_all(&self, inputs: Vec<Tensor<2>>, mode: &mut Mode<'_>) -> Result<Outputs> {
         if inputs.len() != self.inputs.len() {
             return Err(Error::invalid(format!(
                 "{} inputs were given, the model has these: {}",
@@ -221,7 +251,10 @@ impl Model {
         self.run(first.collect::<Result<_>>()?, mode)
     }
 
-    fn run(&self, inputs: Vec<Value>, mode: &mut Mode<'_>) -> Result<Vec<Tensor<2>>> {
+    fn run(&self, inputs: Vec<Value>, mode: &mut Mode<'_>) -> Result<Outputs> {
+        let first = inputs.first();
+        let batch = first.map_or(0, |input| input.flow.keras_dims()[0]);
+        let mut activity = ActivityLosses::default();
         let mut values: Vec<Option<Value>> = Vec::with_capacity(inputs.len() + self.steps.len());
         values.extend(inputs.into_iter().map(Some));
         let mut parts = Parts::default();
@@ -250,12 +283,20 @@ impl Model {
                 None => None,
             };
             let states = std::mem::take(&mut pass.states);
+            if let Some(regularizer) = step.activity {
+                let given = value.iter().map(|value| value.flow.clone());
+                let given = given.chain(states.iter().cloned().map(Flow::Flat));
+                given.for_each(|values| activity.add(regularizer, values, batch));
+            }
             values.push(parts.made(step, value, states));
         }
         let outputs = self.outputs.iter();
         // A plan gives every layer what it takes, so that every output is there.
         let outputs = outputs.filter_map(|output| values.get(output.value)?.clone());
-        Ok(outputs.map(|value| value.flow.flatten(true)).collect())
+        Ok(Outputs {
+            logits: outputs.map(|value| value.flow.flatten(true)).collect(),
+            activity_losses: activity.sum,
+        })
     }
 
     /// The names of the inputs, in the order of Keras' `model.inputs`.
@@ -330,8 +371,8 @@ impl Model {
         self.takes_tokens
     }
 
-    /// The sum of the kernel regularization losses of all layers that are trained (Keras 3:
-    /// `sum(model.losses)`; Keras 2 also adds the constants of frozen layers); nothing if none has
+    /// The sum of the losses on weights of all layers that are trained (in Keras 3 part of
+    /// `sum(model.losses)`, with the losses on outputs, see [`outputs_all`](Self::outputs_all); Keras 2 also adds the constants of frozen layers); nothing if none has
     /// one.
     pub fn regularization_loss(&self) -> Option<Tensor<1>> {
         let losses = self.trained().flat_map(|layer| layer.built().losses());
@@ -402,7 +443,7 @@ fn regularizers(plan: &Plan) -> Vec<(usize, &'static str, Regularizer)> {
     let layers = plan.layers.iter().enumerate();
     let trained = layers.filter(|(_, layer)| layer.trainable);
     let all = trained.flat_map(|(index, layer)| {
-        let there = layer.regularizers.iter().filter(|(name, _)| {
+        let there = layer.rules.regularizers.iter().filter(|(name, _)| {
             let ends = |weight: &PlannedWeight| weight.name.rsplit('/').next() == Some(name);
             layer.weights.iter().any(ends)
         });

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use crate::layers::{Flow, Value};
 use crate::plan::{Plan, PlannedCall};
-use crate::{Arguments, Head, Shape};
+use crate::{Arguments, Head, Regularizer, Shape};
 
 /// One call of a layer, or one of several values that a call gives.
 #[derive(Debug, Clone)]
@@ -19,6 +19,8 @@ pub(super) struct Step {
     pub(super) without_activation: bool,
     /// Whether the padding of its value is left out behind it.
     pub(super) masked: bool,
+    /// The loss on what the call gives.
+    pub(super) activity: Option<Regularizer>,
 }
 
 /// The values that the last call of a layer gave beside its first one, for the steps behind it that
@@ -76,7 +78,7 @@ pub(super) struct Output {
 
 /// The calls, each with the values that are read for the last time, and the outputs.
 pub(super) fn of(plan: &Plan) -> (Vec<Step>, Vec<Output>) {
-    let mut steps: Vec<Step> = plan.calls.iter().map(step).collect();
+    let mut steps: Vec<Step> = plan.calls.iter().map(|call| step(plan, call)).collect();
     let outputs = plan.outputs.iter().map(|output| {
         // Without a loss the activations stay where they are: the model gives what Keras gives.
         let ending = plan.ending(output.value);
@@ -103,7 +105,9 @@ pub(super) fn of(plan: &Plan) -> (Vec<Step>, Vec<Output>) {
     (steps, outputs)
 }
 
-fn step(call: &PlannedCall) -> Step {
+fn step(plan: &Plan, call: &PlannedCall) -> Step {
+    let layer = &plan.layers[call.layer];
+    let own = layer.spec.layer().activity_regularizer();
     Step {
         layer: call.layer,
         inputs: call.inputs.clone(),
@@ -113,6 +117,7 @@ fn step(call: &PlannedCall) -> Step {
         reordered: call.reordered,
         masked: call.masked_by.is_some(),
         without_activation: false,
+        activity: layer.rules.activity.or(own),
     }
 }
 
@@ -126,12 +131,15 @@ fn take_head(plan: &Plan, steps: &mut Vec<Step>, path: &[usize]) -> Option<usize
         let outputs = plan.outputs.iter().map(|output| &output.value);
         calls.chain(outputs).filter(|read| **read == value).count()
     };
-    if path.iter().all(|call| readers(inputs + call) == 1) {
+    // A loss on what a call gives is a loss on it with the head.
+    let is_free = |call: &usize| readers(inputs + call) == 1 && steps[*call].activity.is_none();
+    if path.iter().all(is_free) {
         steps[first].without_activation = true;
         return None;
     }
     for call in path {
         let mut again = steps[*call].clone();
+        again.activity = None;
         if *call == first {
             again.without_activation = true;
         } else {

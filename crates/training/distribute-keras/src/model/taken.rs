@@ -124,19 +124,77 @@ fn counted(layer: &PlannedLayer, number: fn(usize) -> f32) -> Vec<Weight> {
     weights.collect()
 }
 
+/// A tensor of a layer: its path below the layer, its extents, and for each of its numbers the
+/// position among all numbers of the layer's weights in Keras' layout; of a constant `usize::MAX`.
+pub(super) struct Place {
+    pub(super) path: String,
+    pub(super) dims: Vec<usize>,
+    pub(super) positions: Vec<usize>,
+}
+
+/// Where the numbers of a layer's weights are.
+pub(super) fn places(plan: &Plan, index: usize) -> Vec<Place> {
+    let layer = &plan.layers[index];
+    let device = Device::flex();
+    let numbers = |number| {
+        let mut values = Values::default();
+        built(plan, index, counted(layer, number), &device).visit(&mut values);
+        values
+    };
+    let low = numbers(|k| (k % PART) as f32 + 1.0);
+    let high = numbers(|k| -((k / PART) as f32) - 1.0);
+    let tensors = low
+        .paths
+        .into_iter()
+        .zip(low.dims)
+        .zip(low.all)
+        .zip(high.all);
+    let places = tensors.map(|(((path, dims), low), high)| {
+        let positions = low.iter().zip(&high);
+        let positions = positions.map(|(low, high)| {
+            if low == high {
+                return usize::MAX;
+            }
+            (low - 1.0) as usize + (-high - 1.0) as usize * PART
+        });
+        Place {
+            path,
+            dims,
+            positions: positions.collect(),
+        }
+    });
+    places.collect()
+}
+
 /// The numbers of a layer, tensor by tensor.
 fn values(layer: &BuiltLayer) -> Vec<Vec<f32>> {
     let mut values = Values::default();
     layer.visit(&mut values);
-    values.0
+    values.all
 }
 
 #[derive(Default)]
-struct Values(Vec<Vec<f32>>);
+struct Values {
+    all: Vec<Vec<f32>>,
+    dims: Vec<Vec<usize>>,
+    paths: Vec<String>,
+    /// The modules that were entered and not yet left.
+    entered: Vec<String>,
+}
 
 impl ModuleVisitor for Values {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.entered.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.entered.pop();
+    }
+
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let data = param.val().into_data().convert::<f32>();
-        self.0.push(data.try_into_vec().unwrap_or_default());
+        self.dims.push(param.val().dims().to_vec());
+        self.paths.push(self.entered.join("."));
+        self.all.push(data.try_into_vec().unwrap_or_default());
     }
 }

@@ -4,8 +4,7 @@ mod order;
 
 use crate::shape::{MOST_AXES, tuple};
 use crate::{
-    Arguments, Call, LayerSpec, ModelError, ModelInput, ModelSpec, PlannedWeight, Regularizer,
-    Shape,
+    Arguments, Call, LayerRules, LayerSpec, ModelError, ModelInput, ModelSpec, PlannedWeight, Shape,
 };
 
 /// A model for inputs of known shapes: what [`Model`](crate::Model) is built from.
@@ -57,8 +56,8 @@ pub struct PlannedLayer {
     /// The group of its weights in a file, see
     /// [`NamedLayer::saved_as`](crate::NamedLayer::saved_as).
     pub saved_as: String,
-    /// Losses on weights, see [`NamedLayer::regularizers`](crate::NamedLayer::regularizers).
-    pub regularizers: Vec<(&'static str, Regularizer)>,
+    /// Losses and constraints beside the layer's own options.
+    pub rules: LayerRules,
     /// For a `Dense` layer behind a flattened image: that image, whose values arrive in the order
     /// (channels, height, width) where Keras has (height, width, channels).
     pub flattened: Option<(usize, usize, usize)>,
@@ -178,7 +177,7 @@ impl ModelSpec {
             weights: Vec::new(),
             trainable: layer.trainable,
             saved_as: layer.saved_as.clone(),
-            regularizers: layer.regularizers.clone(),
+            rules: layer.rules.clone(),
             flattened: None,
         });
         plan.layers.extend(unbuilt);
@@ -191,7 +190,9 @@ impl ModelSpec {
                 class: layer.spec.class(),
                 what,
             };
-            let planned = plan.planned(call).map_err(error)?;
+            let is_text = |input: &usize| self.inputs.get(*input).is_some_and(|it| it.is_text);
+            let of_texts = call.inputs.iter().all(is_text);
+            let planned = plan.planned(call, of_texts).map_err(error)?;
             let weights: Vec<_> = layer
                 .spec
                 .layer()
@@ -229,28 +230,61 @@ impl ModelSpec {
                 found: features.len(),
             });
         }
-        let inputs = self.inputs.iter().zip(features);
-        let planned = inputs.map(|(input, features)| {
+        let inputs = self.inputs.iter().zip(features).enumerate();
+        let planned = inputs.map(|(index, (input, features))| {
+            let shape = match self.text_reader(index)? {
+                Some((layer, texts)) => {
+                    let dims = self.text_dims(layer, texts)?;
+                    self.text_shape(input, dims, features)?
+                }
+                None => self.input(input, features)?,
+            };
             Ok(PlannedInput {
                 name: input.name.clone(),
-                shape: self.input(input, features)?,
+                shape,
             })
         });
         planned.collect()
     }
 
-    /// The shape of one example as the first layers see it.
-    fn input(&self, input: &ModelInput, features: &[usize]) -> Result<Shape, ModelError> {
-        let mut with_channel = features.to_vec();
-        with_channel.push(1);
-        let wrong = |expected| ModelError::Input {
+    /// The shape of what the texts of an example become, of which the caller says the length where
+    /// it is that of the texts.
+    fn text_shape(
+        &self,
+        input: &ModelInput,
+        dims: Vec<Option<usize>>,
+        features: &[usize],
+    ) -> Result<Shape, ModelError> {
+        let length = features
+            .iter()
+            .fold(1, |all: usize, n| all.saturating_mul(*n));
+        let whole: Option<Vec<usize>> = dims.iter().copied().collect();
+        let found = match whole {
+            Some(dims) => Shape::of(&dims).filter(|shape| shape.elements() == length),
+            None => Some(Shape::Flat(length)),
+        };
+        found.ok_or_else(|| {
+            let dims = dims.iter().map(|dim| dim.unwrap_or(0)).collect::<Vec<_>>();
+            self.wrong_input(input, tuple(&dims), features)
+        })
+    }
+
+    fn wrong_input(&self, input: &ModelInput, expected: String, features: &[usize]) -> ModelError {
+        ModelError::Input {
             model: match self.inputs.len() {
                 1 => self.name.clone(),
                 _ => format!("{}, input {},", self.name, input.name),
             },
             expected,
             found: tuple(features),
-        };
+        }
+    }
+
+    /// The shape of one example as the first layers see it.
+    fn input(&self, input: &ModelInput, features: &[usize]) -> Result<Shape, ModelError> {
+        let mut with_channel = features.to_vec();
+        with_channel.push(1);
+        let wrong = |expected| self.wrong_input(input, expected, features);
         if let Some(declared) = &input.shape {
             let fits = |dims: &[usize]| {
                 let pairs = declared.iter().zip(dims);
@@ -281,8 +315,11 @@ impl ModelSpec {
 
 impl Plan {
     /// A call of values that are there, or why it cannot be made.
-    fn planned(&self, call: &Call) -> Result<PlannedCall, String> {
+    fn planned(&self, call: &Call, of_texts: bool) -> Result<PlannedCall, String> {
         let layer = self.layers[call.layer].spec.layer();
+        if layer.reads_texts().is_some() && !of_texts {
+            return Err("reads texts; use it on an `Input` of dtype=\"string\"".to_string());
+        }
         let shapes: Vec<Shape> = call.inputs.iter().map(|value| self.shape(*value)).collect();
         let masks: Vec<Option<usize>> = call.inputs.iter().map(|v| self.mask(*v)).collect();
         // Values beside the first may have no steps, such as the initial states of an LSTM.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::{DefaultStrategy, Sgd, StrategyExt, TrainState};
@@ -136,16 +137,18 @@ impl Check<'_> {
         let mut state = strategy
             .try_scope(|device| {
                 let model = Model::new(plan, weights.clone(), device)?;
-                Ok(TrainState::new(model, Sgd::new(rate)))
+                let optimizer = model.constrained(plan, Arc::new(Sgd::new(rate)))?;
+                Ok(TrainState::with_optimizer(model, optimizer))
             })
             .unwrap();
         let losses = strategy.run(&mut state, |ctx, state| {
             let mut rng = ctx.rng(1, 0);
             let given = tensors(inputs, ctx.device());
             let mut mode = Mode::training(ctx, &mut rng);
-            let outputs = state.model.forward_all(given, &mut mode)?;
-            let losses = outputs.into_iter().map(loss);
+            let outputs = state.model.outputs_all(given, &mut mode)?;
+            let losses = state.model.returned(outputs.logits).into_iter().map(loss);
             let losses = losses.chain(state.model.regularization_loss());
+            let losses = losses.chain(outputs.activity_losses.map(Tensor::mean));
             let loss = losses.reduce(|sum, loss| sum + loss).unwrap();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients)?;

@@ -11,6 +11,7 @@ mod options;
 mod random_images;
 mod recurrent;
 mod several;
+mod texts;
 mod weight_files;
 
 /// Where the files of real Keras are.

@@ -98,8 +98,19 @@ fn options_of_an_activation_are_refused_by_name(#[case] config: Value, #[case] n
 
 #[rstest]
 #[case("Dense", json!({ "units": 3, "a_later_option": 0 }), "a_later_option")]
-#[case("Dense", json!({ "units": 3, "activity_regularizer": "l2" }), "activity_regularizer")]
-#[case("Dense", json!({ "units": 3, "kernel_constraint": "nonneg" }), "kernel_constraint")]
+#[case("Dense", json!({ "units": 3, "activity_regularizer": "l3" }), "activity_regularizer")]
+#[case("Dense", json!({ "units": 3, "kernel_constraint": "radial" }), "kernel_constraint")]
+#[case(
+    "Dense",
+    json!({ "units": 3, "bias_constraint": { "class_name": "MinMaxNorm",
+            "config": { "min_value": 2.0, "max_value": 1.0 } } }),
+    "bias_constraint.min_value"
+)]
+#[case(
+    "MultiHeadAttention",
+    json!({ "num_heads": 2, "key_dim": 4, "activity_regularizer": "l2" }),
+    "activity_regularizer"
+)]
 #[case("Dense", json!({ "units": 3, "data_format": "channels_last" }), "data_format")]
 #[case("Dense", json!({ "units": 3, "dtype": 32 }), "dtype")]
 #[case(

@@ -146,3 +146,24 @@ fn noise_has_its_deviation() {
     assert!((squares / count - 4.0).abs() < 0.4, "{}", squares / count);
     assert!((noise.sum::<f64>() / count).abs() < 0.15);
 }
+
+#[test]
+fn a_crop_is_a_part_of_the_image_and_in_inference_the_whole_in_its_size() {
+    let size = json!({ "height": 2, "width": 3 });
+    let found = changed("RandomCrop", &size, 32, Some(0));
+    let mut places = std::collections::BTreeSet::new();
+    for part in found.chunks(6) {
+        let first = part[0];
+        let wanted = [0.0, 1.0, 2.0, 4.0, 5.0, 6.0].map(|more| first + more);
+        assert_eq!(part, wanted);
+        places.insert(first as usize);
+    }
+    assert_eq!(places.into_iter().collect::<Vec<_>>(), [0, 1, 4, 5]);
+    let resized = json!({ "height": 2, "width": 3, "crop_to_aspect_ratio": true });
+    let whole = changed("Resizing", &resized, 1, None);
+    assert_eq!(changed("RandomCrop", &size, 1, None), whole);
+    // An image that is not larger along both axes is resized in training too.
+    let wide = json!({ "height": 2, "width": 4 });
+    let in_training = changed("RandomCrop", &wide, 1, Some(0));
+    assert_eq!(in_training, changed("RandomCrop", &wide, 1, None));
+}

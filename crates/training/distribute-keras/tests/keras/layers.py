@@ -12,7 +12,7 @@ cases/GROUP.json.gz is what this script makes of it. The test `layers.rs` checks
 - paths, weights: the weights' names and numbers in the order of `get_weights()`,
 - inputs, outputs: one list of numbers each, with its shape; the outputs are those of inference,
 - loss, updated: for a model that is trained, the loss of these examples in training, and the weights
-  after one step of SGD with RATE. The loss is the sum over all outputs of the mean of
+  after one step of SGD with RATE and the constraints. The loss is the sum over all outputs of the mean of
   (output - target)^2 plus the losses of the layers, and the target of value number i (from 0) is
   sin(i).
 
@@ -141,6 +141,10 @@ def step(model, inputs):
     for variable, gradient in zip(variables, tape.gradient(loss, variables)):
         if gradient is not None:
             variable.assign_sub(RATE * tf.convert_to_tensor(gradient))
+    # As an optimizer of Keras does behind its update.
+    for variable in model.trainable_variables:
+        if getattr(variable, "constraint", None) is not None:
+            variable.assign(variable.constraint(variable))
     return float(loss), model.get_weights()
 
 
