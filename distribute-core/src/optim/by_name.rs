@@ -188,8 +188,8 @@ pub fn burn_names() -> impl Iterator<Item = &'static str> {
 ///
 /// Every optimizer also takes `weight_decay` and `exclude_from_weight_decay` ([`WeightDecay`]),
 /// `learning_rate_factors` ([`RateFactors`]), `constraints` ([`Constrained`]), and `use_ema`,
-/// `ema_momentum` and `ema_overwrite_frequency` ([`MovingAverage`]). Of burn's ([`burn_names`]) these and the
-/// `learning_rate` can be set, all else is burn's default.
+/// `ema_momentum` and `ema_overwrite_frequency` ([`MovingAverage`]). Of burn's ([`burn_names`])
+/// these and the `learning_rate` can be set, all else is burn's default.
 ///
 /// ```
 /// use distribute_core::optim::from_config;

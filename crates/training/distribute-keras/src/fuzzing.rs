@@ -603,8 +603,8 @@ mod tests {
         )])
     }
 
-    /// Layers that read texts and numbers of classes, losses on outputs, constraints, and LSTMs over
-    /// images.
+    /// Layers that read texts and numbers of classes, losses on outputs, constraints, and LSTMs
+    /// over images.
     fn texts() -> Seeds {
         let input = |dtype: &str| {
             let config = json!({"batch_shape": [null, 1], "dtype": dtype});

@@ -371,9 +371,9 @@ impl Model {
         self.takes_tokens
     }
 
-    /// The sum of the losses on weights of all layers that are trained (in Keras 3 part of
-    /// `sum(model.losses)`, with the losses on outputs, see [`outputs_all`](Self::outputs_all); Keras 2 also adds the constants of frozen layers); nothing if none has
-    /// one.
+    /// The sum of the losses on weights of all layers that are trained; nothing if none has one. In
+    /// Keras 3 it is a part of `sum(model.losses)`, beside the losses on outputs that
+    /// [`outputs_all`](Self::outputs_all) gives; Keras 2 also adds the constants of frozen layers.
     pub fn regularization_loss(&self) -> Option<Tensor<1>> {
         let losses = self.trained().flat_map(|layer| layer.built().losses());
         let others = self
