@@ -57,9 +57,11 @@ impl Stream for JsonLines {
                 Ok(value) => return Ok(Some(value)),
                 Err(_) if text.starts_with("<!") || text.starts_with("<html") => {
                     let what = "is HTML: a download has saved a message in place of the data";
-                    self.lines.skip(what)?;
+                    self.lines.skip_line(what)?;
                 }
-                Err(error) => self.lines.skip(&format!("is no JSON value: {error}"))?,
+                Err(error) => self
+                    .lines
+                    .skip_line(&format!("is no JSON value: {error}"))?,
             }
         }
     }

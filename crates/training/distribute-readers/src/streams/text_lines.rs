@@ -65,7 +65,7 @@ impl TextLines {
     }
 
     /// Counts a bad line, or gives an error that names it.
-    pub(crate) fn skip(&mut self, what: &str) -> Result<()> {
+    pub(crate) fn skip_line(&mut self, what: &str) -> Result<()> {
         let path = self.place.last_file().unwrap_or_default();
         let text = format!("{}: line {}: {what}", path.display(), self.line());
         self.bad.skip(PipelineError::other(text))
@@ -141,10 +141,10 @@ impl Stream for TextLines {
                     self.input = None;
                     self.place.to_file(self.place.file + 1);
                 }
-                Err(Fault::NotText) => self.skip("is not UTF-8; convert the file")?,
+                Err(Fault::NotText) => self.skip_line("is not UTF-8; convert the file")?,
                 Err(_) => {
                     let limit = self.limit;
-                    self.skip(&format!("has more than {limit} bytes (`max_line_bytes`)"))?;
+                    self.skip_line(&format!("has more than {limit} bytes (`max_line_bytes`)"))?;
                 }
             }
         }
