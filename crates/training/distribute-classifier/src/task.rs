@@ -507,7 +507,7 @@ impl Task {
                     .collect(),
             ),
             classes: 1,
-            vocabulary: None,
+            texts: None,
             l2: options.l2,
             freeze: options.freeze.clone(),
         };

@@ -138,8 +138,7 @@ impl Model {
         inputs: Vec<Tensor<2>>,
         mode: &mut Mode<'_>,
     ) -> Result<Vec<Tensor<2>>> {
-        let logits = self.logits_all(inputs, mode)?.into_iter();
-        Ok(self.returned(logits))
+        Ok(self.returned(self.logits_all(inputs, mode)?))
     }
 
     /// What Keras' model returns, of what stands before the heads: `[batch, outputs]` of each
