@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use crate::stream::SourceStream;
+use crate::source::SourceStream;
 use crate::{PipelineError, Result, Source, State, Stream};
 
 /// Of longer ones, and of those without end, only the first elements are checked.

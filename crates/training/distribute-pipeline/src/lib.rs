@@ -39,14 +39,13 @@
     clippy::unwrap_used
 )]
 
-mod ahead;
 mod array;
+mod checks;
 pub mod contract;
 mod count;
 mod error;
 mod permutation;
 mod random;
-mod room;
 pub mod source;
 mod state;
 pub mod stream;
@@ -56,7 +55,6 @@ pub use count::{Cardinality, Count};
 pub use error::{BoxError, PipelineError, Result};
 pub use permutation::Permutation;
 pub use random::{ElementRng, element_rng};
-pub use room::AUTOTUNE;
 pub use source::{Source, from_fn, items, mix, range};
 pub use state::{State, StateReader};
-pub use stream::Stream;
+pub use stream::{AUTOTUNE, Stream};

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use super::{ENDLESS, Source, in_range};
-use crate::{PipelineError, Result};
+use crate::Result;
+use crate::checks::check_size;
 
 const STAGE: &str = "batch";
 
@@ -29,17 +30,6 @@ impl<S> Batch<S> {
     pub fn drop_remainder(mut self, drop: bool) -> Self {
         self.drop_remainder = drop;
         self
-    }
-}
-
-/// A batch holds something.
-pub(crate) fn check_size(stage: &'static str, size: u64) -> Result<()> {
-    match size {
-        0 => Err(PipelineError::argument(
-            stage,
-            "the batch size is 0; pass at least 1 element",
-        )),
-        _ => Ok(()),
     }
 }
 

@@ -13,7 +13,9 @@ mod range;
 mod repeat;
 mod shard;
 mod shuffle;
+mod shuffled_source;
 mod skip;
+mod source_stream;
 mod take;
 mod zip;
 
@@ -21,7 +23,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use batch::Batch;
-pub(crate) use batch::check_size;
 pub use cache::Cache;
 pub use concatenate::Concatenate;
 pub use enumerate::Enumerate;
@@ -33,13 +34,13 @@ pub use mix::{Mix, mix};
 pub use range::{Range, range};
 pub use repeat::Repeat;
 pub use shard::Shard;
-pub(crate) use shard::check_shard;
 pub use shuffle::Shuffle;
+pub use shuffled_source::ShuffledSource;
 pub use skip::Skip;
+pub use source_stream::SourceStream;
 pub use take::Take;
 pub use zip::Zip;
 
-use crate::stream::SourceStream;
 use crate::{BoxError, Count, ElementRng, PipelineError, Result};
 
 /// The length of a source without end: of [`Source::repeat`] with `-1`.

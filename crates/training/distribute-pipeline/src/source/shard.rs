@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use super::{ENDLESS, Source, in_range};
-use crate::{PipelineError, Result};
+use crate::Result;
+use crate::checks::check_shard;
 
 const STAGE: &str = "shard";
 
@@ -28,19 +29,6 @@ impl<S> Shard<S> {
     fn place(&self, index: u64) -> u64 {
         index.saturating_mul(self.shards).saturating_add(self.index)
     }
-}
-
-/// A shard must be one of its number.
-pub(crate) fn check_shard(shards: u64, index: u64) -> Result<()> {
-    let what = match shards {
-        0 => "the number of shards is 0; pass at least 1".to_string(),
-        _ if index >= shards => {
-            let last = shards - 1;
-            format!("the index must be between 0 and {last}, and is {index}")
-        }
-        _ => return Ok(()),
-    };
-    Err(PipelineError::argument(STAGE, what))
 }
 
 impl<S: Source> Source for Shard<S> {

@@ -1,7 +1,7 @@
 //! Lists of elements.
 
 use super::Stream;
-use crate::source::check_size;
+use crate::checks::check_size;
 use crate::{Cardinality, Result};
 
 const STAGE: &str = "batch";

@@ -1,5 +1,6 @@
 //! One element after the other: [`Stream`] and its transformations.
 
+mod ahead;
 mod batch;
 mod bucket;
 mod cache;
@@ -19,13 +20,12 @@ mod parallel_map;
 mod prefetch;
 mod rebatch;
 mod repeat;
+mod room;
 mod sample;
 mod scan;
 mod shard;
 mod shuffle;
-mod shuffled_source;
 mod skip;
-mod source_stream;
 mod take;
 mod take_while;
 mod unbatch;
@@ -54,15 +54,14 @@ pub use parallel_map::ParallelMap;
 pub use prefetch::Prefetch;
 pub use rebatch::Rebatch;
 pub use repeat::Repeat;
+pub use room::AUTOTUNE;
 pub use sample::{Sample, sample_from};
 pub use scan::Scan;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 pub use shard::Shard;
 pub use shuffle::Shuffle;
-pub use shuffled_source::ShuffledSource;
 pub use skip::Skip;
-pub use source_stream::SourceStream;
 pub use take::Take;
 pub use take_while::TakeWhile;
 pub use unbatch::Unbatch;

@@ -1,7 +1,7 @@
 //! Batches of arrays of different lengths.
 
 use super::Stream;
-use crate::source::check_size;
+use crate::checks::check_size;
 use crate::{Array, Cardinality, Result};
 
 const STAGE: &str = "padded_batch";

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use super::ahead::Ahead;
+use super::room::{Room, check_number};
 use super::{SavedItem, Stream};
-use crate::ahead::Ahead;
-use crate::room::{Room, check_number};
 use crate::{BoxError, Cardinality, Result, State};
 
 const STAGE: &str = "parallel_map";

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::ahead::Ahead;
+use super::room::{Room, check_number};
 use super::{SavedItem, Stream};
-use crate::ahead::Ahead;
-use crate::room::{Room, check_number};
 use crate::{Cardinality, Result, State};
 
 const STAGE: &str = "prefetch";

@@ -1,7 +1,7 @@
 //! Every n-th element.
 
 use super::Stream;
-use crate::source::check_shard;
+use crate::checks::check_shard;
 use crate::{Cardinality, Result, State};
 
 const STAGE: &str = "shard";

@@ -23,7 +23,7 @@ pub struct Shuffle<S: Stream> {
 }
 
 impl<S: Stream> Shuffle<S> {
-    pub(super) fn new(input: S, size: u64, seed: u64) -> Self {
+    pub(crate) fn new(input: S, size: u64, seed: u64) -> Self {
         Self {
             input,
             size,

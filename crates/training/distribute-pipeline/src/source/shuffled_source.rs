@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
-use super::{Shuffle, SourceStream, Stream};
-use crate::source::{ENDLESS, FromFn, from_fn};
-use crate::{Cardinality, Result, Source, State};
+use super::{ENDLESS, FromFn, Source, SourceStream, from_fn};
+use crate::stream::{Shuffle, Stream};
+use crate::{Cardinality, Result, State};
 
 const STAGE: &str = "shuffled_source";
 
 type Index = fn(u64) -> Result<u64>;
 
-/// [`SourceStream::shuffle`]: the order of [`Stream::shuffle`], where the buffer holds indices. An
+/// [`SourceStream::shuffle`]: the order of [`Stream::shuffle`](crate::Stream::shuffle), where the buffer holds indices. An
 /// element is read when it is drawn, and need not be serialized.
 #[derive(Debug, Clone)]
 #[must_use]

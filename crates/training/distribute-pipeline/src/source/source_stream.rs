@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::{ShuffledSource, Stream};
-use crate::source::{ENDLESS, Source};
+use super::{ENDLESS, ShuffledSource, Source};
+use crate::stream::Stream;
 use crate::{Cardinality, Result, State};
 
 const STAGE: &str = "source";

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use distribute_error::panic_text;
 
-use crate::room::Room;
-use crate::stream::{SavedItem, Stream};
+use super::room::Room;
+use super::{SavedItem, Stream};
 use crate::{BoxError, PipelineError, Result, State};
 
 type Make<I, T> = dyn Fn(I) -> Result<T, BoxError> + Send + Sync;
