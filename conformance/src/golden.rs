@@ -78,6 +78,8 @@ families! {
     Normalization "normalization",
     /// TFRecord files, and messages of `tf.train`.
     Records "records",
+    /// Chains of transformations of `tf.data`.
+    Pipelines "pipelines",
 }
 
 impl fmt::Display for FamilyName {

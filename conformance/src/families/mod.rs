@@ -10,6 +10,7 @@ mod loss;
 pub(crate) mod multi_worker;
 mod normalization;
 mod parameter_server;
+mod pipelines;
 mod properties;
 mod records;
 mod reduce;
@@ -46,6 +47,7 @@ pub(crate) fn adapter(family: FamilyName) -> Option<Adapter> {
         FamilyName::Normalization => normalization::check,
         FamilyName::Schedules => schedules::check,
         FamilyName::Records => records::check,
+        FamilyName::Pipelines => pipelines::check,
         FamilyName::Unknown => return None,
     })
 }
