@@ -1,9 +1,29 @@
 //! What a training loop reads: global batches, an epoch after the other.
 
+use std::sync::Arc;
+
 use crate::{Device, Nest, PerReplica, Result};
 
 /// The global batches of an epoch, one after the other.
 pub type Batches<'a, B> = Box<dyn Iterator<Item = Result<PerReplica<B>>> + 'a>;
+
+/// Where a source is that is read in one order only: a stream. A checkpoint keeps it, so that a run
+/// that is resumed reads nothing again.
+pub trait SourceState: Send + Sync {
+    /// The state behind the first `batches` batches of an epoch; `None` if the source is elsewhere,
+    /// and the batches before must be read again.
+    ///
+    /// # Errors
+    /// If the state cannot be written: it is too large, for example.
+    fn save(&self, epoch: usize, batches: usize) -> Result<Option<Vec<u8>>>;
+
+    /// Goes where [`save`](Self::save) was called: the next call of [`BatchSource::epoch`] with
+    /// these numbers goes on from there.
+    ///
+    /// # Errors
+    /// If the state is that of another source.
+    fn restore(&self, epoch: usize, batches: usize, state: &[u8]) -> Result<()>;
+}
 
 /// The source of the global batches that a training loop reads: `Fit`, `evaluate` and `predict` of
 /// `distribute-fit`. The distributed data set of `distribute-data` is one.
@@ -85,5 +105,11 @@ pub trait BatchSource {
     /// If the data cannot be read.
     fn batch(&self, epoch: usize, batch: usize) -> Result<Option<PerReplica<Self::Batch>>> {
         self.epoch(epoch, batch)?.next().transpose()
+    }
+
+    /// What a checkpoint keeps of the source beside epoch and batch; `None`, the default, if these
+    /// say all.
+    fn saved_state(&self) -> Option<Arc<dyn SourceState>> {
+        None
     }
 }

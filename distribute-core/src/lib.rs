@@ -72,7 +72,7 @@ mod variable;
 mod workers;
 mod wrong_gradient;
 
-pub use batch_source::{BatchSource, Batches};
+pub use batch_source::{BatchSource, Batches, SourceState};
 pub use burn::tensor::{Device, Tensor, TensorData};
 pub use communication::{CommunicationImplementation, CommunicationOptions};
 pub use configuration::{Configuration, Difference};

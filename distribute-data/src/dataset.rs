@@ -54,6 +54,22 @@ pub trait Dataset: Send + Sync + 'static {
     /// Whatever keeps the examples from being read; use `Error::input` for errors of your own.
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch>;
 
+    /// As [`batch`](Self::batch), in an epoch: for datasets whose examples differ from epoch to
+    /// epoch (random augmentations, [`SourceDataset`](crate::SourceDataset)). By default all epochs
+    /// have the same examples.
+    ///
+    /// # Errors
+    /// The errors of `batch`.
+    fn batch_in_epoch(
+        &self,
+        epoch: usize,
+        indices: &[usize],
+        device: &Device,
+    ) -> Result<Self::Batch> {
+        let _ = epoch;
+        self.batch(indices, device)
+    }
+
     /// Whether batches say how much each example counts, which [`Batching::pad_remainder`] needs.
     /// They do not by default; [`Weighted`] is a dataset that does.
     ///
@@ -108,6 +124,15 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {
         (**self).batch(indices, device)
+    }
+
+    fn batch_in_epoch(
+        &self,
+        epoch: usize,
+        indices: &[usize],
+        device: &Device,
+    ) -> Result<Self::Batch> {
+        (**self).batch_in_epoch(epoch, indices, device)
     }
 
     fn is_weighted(&self) -> bool {

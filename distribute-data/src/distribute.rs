@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use distribute_core::{Device, Error, InputContext, Result, Strategy, WorkerGroup};
+use distribute_core::{Device, Error, InputContext, Nest, Result, Strategy, WorkerGroup};
 use serde::{Deserialize, Serialize};
 
 use crate::AutoShardPolicy;
@@ -13,7 +13,7 @@ use crate::dataset::no_weights;
 use crate::order::LastOrder;
 use crate::worker_agreement::{AgreedSizes, agree_on_sizes};
 use crate::worker_shard::{WorkerLayout, WorkerShard};
-use crate::{Batching, Dataset, DistributedFunction, split};
+use crate::{Batching, Dataset, DistributedFunction, DistributedStream, split};
 
 /// Where an input pipeline is: what a checkpoint keeps to go on with the same batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -295,6 +295,38 @@ pub trait StrategyDataExt: Strategy {
         batching: Batching,
     ) -> Result<DistributedDataset<D>> {
         DistributedDataset::new(self, dataset, batching)
+    }
+
+    /// Distributes the batches of a stream of `distribute-pipeline`: `make` makes a part of a global
+    /// batch, a list of examples, on the device of a replica.
+    ///
+    /// Every worker passes the same stream and reads all of it; a
+    /// [`SourceDataset`](crate::SourceDataset) reads only its own examples.
+    ///
+    /// ```
+    /// use distribute_core::prelude::*;
+    /// use distribute_data::prelude::*;
+    /// use distribute_pipeline::{AUTOTUNE, Source, Stream, range};
+    ///
+    /// let rows = range(0..100).map(|x| x as f32 / 100.0).cache().stream();
+    /// let batches = rows.shuffle(50, 42).batch(8).prefetch(AUTOTUNE);
+    /// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+    /// let train = strategy.distribute_stream(batches, |rows: &[f32], device: &Device| {
+    ///     Ok(Tensor::<1>::from_floats(rows, device))
+    /// })?;
+    /// assert_eq!(train.epoch(0, 0)?.count(), 13);
+    /// # Ok::<(), distribute_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// For a stream with a wrong argument, on all workers.
+    fn distribute_stream<P, E, F, B>(&self, stream: P, make: F) -> Result<DistributedStream<P, F>>
+    where
+        P: distribute_pipeline::Stream<Item = Vec<E>>,
+        F: Fn(&[E], &Device) -> Result<B>,
+        B: Nest,
+    {
+        DistributedStream::new(self, stream, make)
     }
 
     /// Distributes the batches of input pipelines of your own

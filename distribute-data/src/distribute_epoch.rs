@@ -182,7 +182,7 @@ impl<D: Dataset> DistributedDataset<D> {
             return Ok(None);
         }
         let order = self.kept_order(position.epoch);
-        self.global_batch(&order, position.batch).map(Some)
+        self.global_batch(&order, position).map(Some)
     }
 
     /// The part of a global batch that a replica of any worker reads, by its id, made on this
@@ -203,7 +203,8 @@ impl<D: Dataset> DistributedDataset<D> {
         }
         let order = self.kept_order(position.epoch);
         let range = self.range_of(position.batch, replica);
-        self.part(&order, replica, range, device).map(Some)
+        let epoch = position.epoch;
+        self.part((epoch, &order), replica, range, device).map(Some)
     }
 
     /// The order of an epoch, which is kept until that of another one is asked for.
@@ -231,25 +232,26 @@ impl<D: Dataset> DistributedDataset<D> {
     }
 
     /// The batches of all local replicas.
-    fn global_batch(&self, order: &Order, batch: usize) -> Result<PerReplica<D::Batch>> {
-        let replicas = self.replicas.iter().zip(self.parts(batch));
+    fn global_batch(&self, order: &Order, at: Position) -> Result<PerReplica<D::Batch>> {
+        let replicas = self.replicas.iter().zip(self.parts(at.batch));
+        let order = (at.epoch, order);
         let batches =
             replicas.map(|((part, device), range)| self.part(order, *part, range, device));
         let batches = PerReplica::new(batches.collect::<Result<Vec<_>>>()?);
         Ok(batches.of_global_batch(self.global_batch_size()))
     }
 
-    /// The batch of one part of a global batch, whose examples are at `range` of the order.
+    /// The batch of one part of a global batch, whose examples are at `range` of the epoch's order.
     fn part(
         &self,
-        order: &Order,
+        (epoch, order): (usize, &Order),
         part: usize,
         range: Range<usize>,
         device: &Device,
     ) -> Result<D::Batch> {
         let indices = self.indices(order, range);
         caught(part, &indices, || {
-            self.replica_batch(order, &indices, device)
+            self.replica_batch(epoch, order, &indices, device)
         })
     }
 
@@ -262,11 +264,17 @@ impl<D: Dataset> DistributedDataset<D> {
     }
 
     /// The batch of one replica.
-    fn replica_batch(&self, order: &Order, own: &[usize], device: &Device) -> Result<D::Batch> {
+    fn replica_batch(
+        &self,
+        epoch: usize,
+        order: &Order,
+        own: &[usize],
+        device: &Device,
+    ) -> Result<D::Batch> {
         let Some(rows) = self.rows() else {
             return match own {
                 [] if !self.dataset.is_empty() => self.empty_batch(filler_of(order), device),
-                _ => self.dataset.batch(own, device),
+                _ => self.dataset.batch_in_epoch(epoch, own, device),
             };
         };
         let examples = own.len();
@@ -366,6 +374,6 @@ impl<D: Dataset> Iterator for PartReader<D> {
         let (part, device) = from.replicas.get(local)?;
         let range = from.parts(batch).into_iter().nth(local)?;
         let order = self.order.get_or_init(|| from.order(self.epoch));
-        Some(from.part(order, *part, range, device))
+        Some(from.part((self.epoch, order), *part, range, device))
     }
 }

@@ -6,8 +6,8 @@ pub use crate::loss::{
 };
 pub use crate::{
     ArrayDataset, AutoShardPolicy, AverageLoss, Batching, Dataset, Digits, DistributedDataset,
-    FashionMnist, FnDataset, ImageDataset, Mnist, SampleWeight, ShardHint, StrategyDataExt,
-    TabularDataset, TextDataset, ValueDataset, Weighted, average_loss, binary_crossentropy,
-    categorical_crossentropy, l2, mean_squared_error, scale_regularization_loss,
-    sparse_categorical_crossentropy,
+    FashionMnist, FnDataset, ImageDataset, Mnist, SampleWeight, ShardHint, SourceDataset,
+    StrategyDataExt, TabularDataset, TextDataset, ValueDataset, Weighted, average_loss,
+    binary_crossentropy, categorical_crossentropy, l2, mean_squared_error,
+    scale_regularization_loss, sparse_categorical_crossentropy,
 };

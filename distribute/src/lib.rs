@@ -66,6 +66,7 @@ pub use distribute_kernels as kernels;
 pub use distribute_learner as learner;
 #[cfg(feature = "models")]
 pub use distribute_models as models;
+pub use distribute_pipeline as pipeline;
 #[cfg(feature = "parameter-server")]
 pub use distribute_ps as parameter_server;
 pub use distribute_readers as readers;

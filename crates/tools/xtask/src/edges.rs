@@ -98,6 +98,7 @@ const CRATES: &[Row] = &[
             "distribute-core",
             "distribute-data",
             "distribute-error",
+            "distribute-pipeline",
             "distribute-records",
         ]),
         true,

@@ -8,9 +8,10 @@ use burn::module::Module;
 use burn::tensor::TensorData;
 use distribute_core::checkpoint::{Checkpoint, Section};
 use distribute_core::collectives::stragglers::Standing;
-use distribute_core::{Error, Mirrored, Result, StateKind, Strategy, TrainState};
+use distribute_core::{Error, Mirrored, Result, SourceState, StateKind, Strategy, TrainState};
 use serde_json::Value;
 
+use super::data_state;
 use super::divergence::{Checksums, compare, compare_sums, is_alone, of_state, sums};
 use super::exact::Exact;
 use super::meter::Meter;
@@ -273,6 +274,8 @@ pub(super) struct Run {
     pub(super) ranks: Option<Ranks>,
     /// How often they are compared.
     pub(super) compare_ranks: Duration,
+    /// Where the training data is, if epoch and batch do not say it.
+    pub(super) data: Option<Arc<dyn SourceState>>,
 }
 
 impl Run {
@@ -594,6 +597,7 @@ impl Control<'_> {
             callbacks: states,
         };
         metadata.store(&mut checkpoint)?;
+        data_state::store(self.run.data.as_ref(), position, &mut checkpoint)?;
         Ok(checkpoint)
     }
 }

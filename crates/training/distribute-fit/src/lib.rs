@@ -80,6 +80,7 @@
 mod bits;
 pub mod callbacks;
 mod control;
+mod data_state;
 mod divergence;
 mod error;
 mod evaluation;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use distribute_core::{
-    BatchSource, Batches, Error, Nest, PerReplica, Recomputation, Replica, Result, StrategyExt,
+    BatchSource, Batches, Error, Nest, PerReplica, Recomputation, Replica, Result, SourceState,
+    StrategyExt,
 };
 use tracing::trace_span;
 
@@ -40,6 +41,10 @@ where
 
     fn global_batch_size(&self) -> Option<usize> {
         self.train.global_batch_size()
+    }
+
+    fn saved_data(&self) -> Option<Arc<dyn SourceState>> {
+        self.train.saved_state()
     }
 
     /// Trains on the batches until they run out or the run is stopped.

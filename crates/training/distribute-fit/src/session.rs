@@ -1,14 +1,16 @@
 //! The training loop: epochs, callbacks, resuming. An [`Engine`] runs the steps.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use distribute_core::checkpoint::Checkpoint;
-use distribute_core::{Error, Mirrored, OwnTensors, Result, TrainState};
+use distribute_core::{Error, Mirrored, OwnTensors, Result, SourceState, TrainState};
 use serde_json::{Value, json};
 
 use super::control::{Callbacks, Run, Which};
+use super::data_state;
 use super::meter::Meter;
 use super::ranks::Ranks;
 use super::restore::restore;
@@ -36,6 +38,11 @@ pub(super) trait Engine<M> {
 
     /// The examples of a full global batch of the training data.
     fn global_batch_size(&self) -> Option<usize>;
+
+    /// What a checkpoint keeps of the training data.
+    fn saved_data(&self) -> Option<Arc<dyn SourceState>> {
+        None
+    }
 
     /// Trains on the rest of the epoch that the session is in.
     fn train(&mut self, session: &mut Session<'_, M>) -> Result<Part>;
@@ -174,6 +181,8 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             epoch: usize::try_from(metadata.epoch).map_err(too_large)?,
             batches: usize::try_from(metadata.batches_into_epoch).map_err(too_large)?,
         };
+        let position = self.run.progress.position;
+        data_state::restore(self.run.data.as_ref(), position, checkpoint)?;
         self.run.progress.step = self.state.host_metadata().step();
         self.run.step_before = self.run.progress.step;
         self.run.learning_rate = stored.learning_rate;

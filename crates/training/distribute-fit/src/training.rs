@@ -232,6 +232,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             all_end: false,
             ranks: Ranks::new(strategy.workers(), self.compare_ranks),
             compare_ranks: self.compare_ranks,
+            data: engine.saved_data(),
         };
         let mut session = Session {
             state,

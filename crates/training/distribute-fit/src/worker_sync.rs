@@ -7,8 +7,8 @@ use distribute_core::{Error, Result, Strategy, WorkerGroup};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Outcome;
 use super::snapshot::refuse;
+use super::{Outcome, data_state};
 
 /// What all workers say, worker 0's first; they all call it. Of a process alone what it says.
 pub(super) fn all_of<T: Serialize + DeserializeOwned>(
@@ -80,8 +80,11 @@ pub(super) fn agree_on_stop(
 
 /// What tells checkpoints apart: their step, their position in the data and a checksum.
 fn identity(checkpoint: &Checkpoint) -> [u64; 4] {
-    let tensors = checkpoint.tensors.values();
-    let checksum = tensors.fold(0, |sum, data| crc32c::crc32c_append(sum, data.as_bytes()));
+    let tensors = checkpoint.tensors.iter();
+    let alike = tensors.filter(|(name, _)| !data_state::is_state(name));
+    let checksum = alike.fold(0, |sum, (_, data)| {
+        crc32c::crc32c_append(sum, data.as_bytes())
+    });
     let metadata = &checkpoint.metadata;
     let position = (metadata.epoch, metadata.batches_into_epoch);
     [metadata.step, position.0, position.1, checksum.into()]

@@ -9,6 +9,7 @@ use distribute_core::trace::TensorSpec;
 use distribute_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::data_state;
 use crate::snapshot::RunMetadata;
 
 /// What tells states apart. Workers that hold the same one hold the same bits of all that every
@@ -58,7 +59,8 @@ fn checksum(checkpoint: &Checkpoint) -> Result<u32> {
     let metadata = serde_json::to_vec(&checkpoint.metadata).map_err(Error::internal)?;
     let mut sum = crc32c::crc32c(&metadata);
     let tensors = checkpoint.tensors.iter();
-    for named in tensors.filter(|(name, _)| Section::replica_of(name).is_none()) {
+    let is_alike = |name: &str| Section::replica_of(name).is_none() && !data_state::is_state(name);
+    for named in tensors.filter(|(name, _)| is_alike(name)) {
         let form = serde_json::to_vec(&form_of(named)).map_err(Error::internal)?;
         sum = crc32c::crc32c_append(sum, &form);
         sum = crc32c::crc32c_append(sum, named.1.as_bytes());

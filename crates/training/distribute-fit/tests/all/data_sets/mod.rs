@@ -1,6 +1,7 @@
 //! The loop over distributed data sets: every example counts once, whichever replica holds it.
 
 mod padding;
+mod pipelines;
 mod reported_loss;
 mod same_bits;
 mod supervised;
