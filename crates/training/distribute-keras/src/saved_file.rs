@@ -90,10 +90,28 @@ fn of_archive(bytes: &[u8], origin: &str) -> Result<ModelFile, ModelError> {
     let text = text.map_err(|_| wrong("its config.json is no text in UTF-8".to_string()))?;
     let text = vocabularies::added(text, bytes)
         .map_err(|what| wrong(format!("its vocabularies cannot be read ({what})")))?;
+    let metadata = member(bytes, METADATA).map_err(|error| wrong(damaged(&error)))?;
     Ok(ModelFile {
-        text,
+        text: with_version(text, metadata.as_deref().unwrap_or_default()),
         has_weights: has_member(bytes, WEIGHTS),
     })
+}
+
+/// The text of a model with the version of Keras that stands beside it, if that is Keras 2, where
+/// some functions are others (`hard_sigmoid`).
+fn with_version(text: String, metadata: &[u8]) -> String {
+    let metadata: Value = serde_json::from_slice(metadata).unwrap_or_default();
+    let version = metadata["keras_version"].as_str();
+    let Some(version) = version.filter(|version| version.starts_with('2')) else {
+        return text;
+    };
+    match serde_json::from_str(&text) {
+        Ok(Value::Object(mut model)) if !model.contains_key("keras_version") => {
+            model.insert("keras_version".to_string(), version.into());
+            Value::Object(model).to_string()
+        }
+        _ => text,
+    }
 }
 
 /// What is wrong with an archive.
@@ -210,4 +228,22 @@ pub fn check_format(path: impl AsRef<Path>) -> Result<(), ModelError> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_of_keras_2_says_its_version() {
+        let text = r#"{"class_name":"Sequential"}"#;
+        let version = |metadata: &[u8]| with_version(text.to_string(), metadata);
+        let old = version(br#"{"keras_version":"2.15.0"}"#);
+        let old: Value = serde_json::from_str(&old).unwrap();
+        assert_eq!(old["keras_version"], "2.15.0");
+        assert_eq!(old["class_name"], "Sequential");
+        for other in [&br#"{"keras_version":"3.6.0"}"#[..], b"{}", b""] {
+            assert_eq!(version(other), text);
+        }
+    }
 }

@@ -299,7 +299,7 @@ impl Reader<'_> {
     ) -> Result<(), ModelError> {
         let found = Entries {
             names,
-            masks: list.iter().map(nodes::is_mask).collect(),
+            masks: masks(list),
             file: self.file,
             prefix: self.prefix,
         };
@@ -369,7 +369,7 @@ impl Reader<'_> {
                 };
                 self.all.push(NamedLayer {
                     name: own,
-                    spec: operation.into(),
+                    spec: operation,
                     trainable: self.trainable,
                     saved_as: String::new(),
                     rules: LayerRules::default(),
@@ -381,6 +381,18 @@ impl Reader<'_> {
         }
         Ok(())
     }
+}
+
+/// Which of the layers may be operations of masks: none, if no layer makes a mask.
+fn masks(list: &[Value]) -> Vec<bool> {
+    let makes = |layer: &Value| match layer["class_name"].as_str() {
+        Some("Masking" | "Sequential" | "Functional" | "Model") => true,
+        _ => layer["config"]["mask_zero"] == true,
+    };
+    let any = list.iter().any(makes);
+    list.iter()
+        .map(|layer| any && nodes::is_mask(layer))
+        .collect()
 }
 
 /// The object of a layer of `channels_first` images as one of `channels_last`, whose weights are

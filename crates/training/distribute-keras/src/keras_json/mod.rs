@@ -133,6 +133,44 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_without_a_module_is_known_by_its_options() {
+        let tensor = |name: &str| {
+            serde_json::json!({"class_name": "__keras_tensor__",
+                "config": {"shape": [null, 2], "keras_history": [name, 0, 0]}})
+        };
+        let entry = |class: &str, name: &str, options: &Value, inputs: Value| {
+            let mut config = serde_json::json!({"name": name});
+            for (key, value) in options.as_object().unwrap() {
+                config[key] = value.clone();
+            }
+            let calls = serde_json::json!([{"args": inputs, "kwargs": {}}]);
+            serde_json::json!({"class_name": class, "name": name, "config": config,
+                "inbound_nodes": calls})
+        };
+        let none = serde_json::json!({});
+        let trainable = serde_json::json!({"trainable": true});
+        let options = serde_json::json!({"trainable": true, "units": 2});
+        let model = serde_json::json!({"class_name": "Functional", "config": {"name": "m",
+        "trainable": true, "input_layers": ["x", 0, 0], "output_layers": ["sum", 0, 0],
+        "layers": [
+            {"class_name": "InputLayer", "name": "x", "inbound_nodes": [],
+                "config": {"name": "x", "batch_shape": [null, 2]}},
+            entry("Dense", "d", &options, serde_json::json!([tensor("x")])),
+            // The layer receives a list, the operation a value and a number.
+            entry("Add", "layer", &trainable, serde_json::json!([[tensor("d"), tensor("x")]])),
+            entry("Add", "sum", &none, serde_json::json!([tensor("layer"), 2.0])),
+        ]}});
+        let read = parse_keras_json(&model.to_string(), "m").unwrap();
+        let classes: Vec<&str> = read.layers.iter().map(|layer| layer.spec.class()).collect();
+        assert_eq!(classes, ["Dense", "Add", "Add"]);
+        assert!(matches!(read.layers[1].spec, crate::LayerSpec::Merge(_)));
+        assert!(matches!(
+            read.layers[2].spec,
+            crate::LayerSpec::Operation(_)
+        ));
+    }
+
+    #[test]
     fn what_is_no_model_file_is_named() {
         for (bytes, part) in [
             (b"\x89HDF\r\n\x1a\n\0".to_vec(), "HDF5"),

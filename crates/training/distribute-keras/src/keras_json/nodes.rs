@@ -99,7 +99,7 @@ impl Reader<'_> {
         }
         let mut node_arguments = Arguments::default();
         for (key, value) in node["kwargs"].as_object().into_iter().flatten() {
-            let input = self.input_named(key);
+            let input = self.input_named(key, value);
             match input.and_then(|index| inputs.get_mut(index)) {
                 Some(_) if value.is_null() => {}
                 Some(input) => *input = self.tensors(value)?,
@@ -119,7 +119,11 @@ impl Reader<'_> {
             inputs[0].push(self.entries.reference(received, &self.by)?);
             let options = received.get(3).and_then(Value::as_object);
             for (key, value) in options.into_iter().flatten() {
-                match (self.input_named(key), value) {
+                match (self.input_named(key, value), value) {
+                    // In Keras 2 the layers behind it leave the same steps out.
+                    (Some(_), Value::Array(_)) if key == "mask" => {
+                        return Err(self.refuse(key, value));
+                    }
                     (Some(index), Value::Array(list)) => {
                         let value = self.entries.reference(list, &self.by)?;
                         inputs[index] = vec![value];
@@ -136,9 +140,11 @@ impl Reader<'_> {
         self.node(inputs, arguments, true)
     }
 
-    /// Which input an argument with this name is.
-    fn input_named(&self, key: &str) -> Option<usize> {
-        self.inputs.iter().position(|name| *name == key)
+    /// Which input an argument with this name is; a mask of padding goes its own way.
+    fn input_named(&self, key: &str, value: &Value) -> Option<usize> {
+        let is_padding = key == "mask" && self.entries.is_padding(value);
+        let mut names = self.inputs.iter();
+        names.position(|name| *name == key && !is_padding)
     }
 
     fn node(
@@ -150,9 +156,14 @@ impl Reader<'_> {
         if inputs[0].is_empty() {
             return Err(self.malformed());
         }
+        let last = self.inputs.last().zip(inputs.last());
+        let masked = last.is_some_and(|(name, given)| name.ends_with("mask") && !given.is_empty());
         Ok(Node {
             inputs: inputs.concat(),
-            arguments,
+            arguments: Arguments {
+                with_mask: masked,
+                ..arguments
+            },
             keras2,
             results: Vec::new(),
         })
@@ -195,6 +206,8 @@ impl Reader<'_> {
         let unsaid = !keras2 && self.spec.is_some_and(|spec| spec.layer().writes_training());
         match (key, value) {
             (_, Value::Null) | ("use_causal_mask", Value::Bool(false)) => {}
+            // Of a model with several inputs, none of which has a mask.
+            ("mask", Value::Array(masks)) if masks.iter().all(Value::is_null) => {}
             ("training", Value::Bool(false)) if unsaid => {}
             ("mask", mask) if self.entries.is_padding(mask) => arguments.masked = true,
             ("training", Value::Bool(false)) => arguments.inference = true,

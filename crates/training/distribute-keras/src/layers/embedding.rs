@@ -2,6 +2,7 @@
 
 use burn::tensor::module::embedding;
 
+use super::nd::Nd;
 use super::*;
 
 /// `keras.layers.Embedding`: one vector per token.
@@ -35,10 +36,8 @@ impl KerasLayer for Embedding {
     }
 
     fn output_shape(&self, input: Shape) -> Result<Shape, String> {
-        match input {
-            Shape::Flat(steps) => Ok(Shape::Sequence(steps, self.output_dim)),
-            _ => Err(format!("needs token numbers (steps), gets {input}")),
-        }
+        let dims = [input.dims(), vec![self.output_dim]].concat();
+        Shape::of(&dims).ok_or_else(|| format!("needs fewer axes of token numbers than {input}"))
     }
 
     fn weights(&self, _: &[Shape]) -> Vec<Option<PlannedWeight>> {
@@ -74,11 +73,21 @@ pub(crate) struct EmbeddingWeights {
     regularizer: Option<Regularizer>,
 }
 
+impl EmbeddingWeights {
+    /// Tokens with any number of axes, behind which the vectors stand.
+    fn of_any(&self, tokens: Nd) -> Value {
+        let dims = tokens.dims();
+        let vectors = embedding(self.embeddings.val(), tokens.into_matrix(0).int());
+        let dims = [dims, vec![vectors.dims()[2]]].concat();
+        Value::of(Nd::R3(vectors).reshape(&dims).into_flow())
+    }
+}
+
 impl Built for EmbeddingWeights {
     fn call(&self, x: Value, _: &mut Pass<'_, '_>) -> distribute_core::Result<Value> {
-        let Flow::Flat(tokens) = x.flow else {
-            // A plan never puts an embedding on another shape.
-            return Ok(x);
+        let tokens = match x.flow {
+            Flow::Flat(tokens) => tokens,
+            other => return Ok(self.of_any(Nd::of(other))),
         };
         let mask = self.mask_zero.then(|| {
             let mask = tokens.clone().not_equal_elem(0.0).float();

@@ -5,6 +5,7 @@ use distribute_core::dropout;
 
 use super::dense::DenseWeights;
 use super::layout::matrix;
+use super::nd::Nd;
 use super::*;
 
 /// Takes an argument of the call of an attention; whether it is one.
@@ -15,6 +16,25 @@ pub(super) fn argument(key: &str, value: &Json, arguments: &mut Arguments) -> bo
         _ => return false,
     }
     true
+}
+
+/// Refuses a mask that is not of the steps of the query and the value, for every head or all.
+pub(super) fn check_mask(heads: usize, inputs: &[Shape], mask: Shape) -> Result<(), String> {
+    let steps = |at: usize| match inputs.get(at) {
+        Some(Shape::Sequence(steps, _)) => *steps,
+        _ => 0,
+    };
+    let wanted = [heads, steps(0), steps(1)];
+    let dims = mask.dims();
+    let mut pairs = dims.iter().rev().zip(wanted.iter().rev());
+    let fits = pairs.all(|(one, all)| one == all || *one == 1);
+    if fits && (2..=3).contains(&dims.len()) {
+        return Ok(());
+    }
+    let [_, query, value] = wanted;
+    Err(format!(
+        "needs an attention_mask of the shape ({query}, {value}), gets {mask}"
+    ))
 }
 
 /// Attention (Vaswani et al., 2017): every step of the query reads the steps of the value,
@@ -83,7 +103,8 @@ impl AttentionWeights {
     }
 
     /// `inputs` are the query, the value, and the key if it is not the value.
-    fn attend(&self, inputs: Vec<Value>, pass: &mut Pass<'_, '_>) -> Option<Value> {
+    fn attend(&self, mut inputs: Vec<Value>, pass: &mut Pass<'_, '_>) -> Option<Value> {
+        let given = inputs.pop_if(|_| pass.arguments.with_mask);
         let mut inputs = inputs.into_iter();
         let (query, value) = (inputs.next()?, inputs.next()?);
         let key = inputs.next().unwrap_or_else(|| value.clone());
@@ -108,6 +129,10 @@ impl AttentionWeights {
             scores
         };
         let scores = without_hidden(scores, hidden);
+        let scores = match given {
+            Some(mask) => without_masked(scores, mask.flow),
+            None => scores,
+        };
         let mut weights = activation::softmax(scores, 3);
         if let Some(rng) = pass.training().filter(|_| self.dropout > 0.0) {
             weights = dropout(weights, self.dropout, rng);
@@ -173,6 +198,19 @@ pub(super) fn without_hidden(scores: Tensor<4>, hidden: Option<Tensor<3, Bool>>)
         }
         None => scores,
     }
+}
+
+/// The scores `[batch, heads, steps, read]`, with those where a mask is 0 far below the others. It
+/// is `[batch, steps, read]`, or has an axis of heads too.
+fn without_masked(scores: Tensor<4>, mask: Flow) -> Tensor<4> {
+    let mask = match Nd::of(mask) {
+        Nd::R3(mask) => mask.unsqueeze_dim::<4>(1),
+        Nd::R4(mask) => mask,
+        // A plan never puts another mask here.
+        _ => return scores,
+    };
+    let dims = scores.dims();
+    scores.mask_fill(mask.detach().equal_elem(0.0).expand(dims), HIDDEN)
 }
 
 /// The scores `[batch, heads, steps, read]`, with the scores of later steps far below the others.

@@ -51,6 +51,11 @@ pub(crate) trait KerasLayer: fmt::Debug {
         }
     }
 
+    /// Refuses a mask of this shape for inputs of these shapes, see [`Arguments::with_mask`].
+    fn check_mask(&self, _inputs: &[Shape], mask: Shape) -> Result<(), String> {
+        Err(format!("takes no mask of the shape {mask}"))
+    }
+
     /// How many values a call gives.
     fn outputs(&self) -> usize {
         1

@@ -62,7 +62,11 @@ impl KerasLayer for MultiHeadAttention {
     }
 
     fn inputs(&self) -> &'static [&'static str] {
-        &["query", "value", "key"]
+        &["query", "value", "key", "attention_mask"]
+    }
+
+    fn check_mask(&self, inputs: &[Shape], mask: Shape) -> Result<(), String> {
+        heads::check_mask(self.num_heads, inputs, mask)
     }
 
     fn argument(&self, key: &str, value: &Json, arguments: &mut Arguments) -> bool {

@@ -77,6 +77,9 @@ pub struct Arguments {
     pub causal: bool,
     /// Keras' `mask`, which must be the padding that an `Embedding` with `mask_zero` leaves out.
     pub masked: bool,
+    /// The last value that the call receives is a mask: 1 for what a layer reads, else 0 (Keras'
+    /// `attention_mask`, or the `mask` of a recurrent layer).
+    pub with_mask: bool,
     /// Which of the values is meant that the call gives: 0 for the first, which most layers have
     /// alone; behind it stand the last states of a recurrent layer with `return_state=True`.
     pub part: usize,

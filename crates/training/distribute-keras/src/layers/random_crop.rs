@@ -57,6 +57,7 @@ impl RandomCrop {
             size: self.size,
             interpolation: Interpolation::Bilinear,
             crop_to_aspect_ratio: true,
+            antialias: false,
         }
     }
 

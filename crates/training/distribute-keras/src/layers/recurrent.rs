@@ -75,7 +75,17 @@ impl KerasLayer for Recurrent {
     }
 
     fn inputs(&self) -> &'static [&'static str] {
-        &["sequences", "initial_state"]
+        &["sequences", "initial_state", "mask"]
+    }
+
+    /// A number for every step.
+    fn check_mask(&self, inputs: &[Shape], mask: Shape) -> Result<(), String> {
+        match inputs.first() {
+            Some(Shape::Sequence(steps, _)) if mask == Shape::Flat(*steps) => Ok(()),
+            _ => Err(format!(
+                "needs a mask with a number for every step, gets {mask}"
+            )),
+        }
     }
 
     fn writes_training(&self) -> bool {
@@ -283,9 +293,14 @@ impl Built for RecurrentWeights {
 
 impl RecurrentWeights {
     /// `inputs` are the sequence, and the initial states or none.
-    fn read(&self, inputs: Vec<Value>, pass: &mut Pass<'_, '_>) -> Option<Value> {
+    fn read(&self, mut inputs: Vec<Value>, pass: &mut Pass<'_, '_>) -> Option<Value> {
+        let given = inputs.pop_if(|_| pass.arguments.with_mask);
         let mut inputs = inputs.into_iter();
         let Value { flow, mask } = inputs.next()?;
+        let mask = match given.map(|mask| mask.flow) {
+            Some(Flow::Flat(given)) => Some(given.detach()),
+            _ => mask,
+        };
         let Flow::Sequence(mut x) = flow else {
             // A plan never puts it on another shape.
             return None;

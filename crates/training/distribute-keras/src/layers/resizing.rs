@@ -13,6 +13,8 @@ pub struct Resizing {
     pub interpolation: Interpolation,
     /// Whether the middle of the image with the aspect ratio of the result is taken.
     pub crop_to_aspect_ratio: bool,
+    /// Whether a smaller image has the mean of all places, and not of the nearest ones alone.
+    pub antialias: bool,
 }
 
 /// How places between others get their values.
@@ -24,27 +26,65 @@ pub enum Interpolation {
     Bilinear,
     /// From four places of each axis (Keys, 1981).
     Bicubic,
+    /// From the places up to 3 away, by a windowed sine (Lanczos).
+    Lanczos3,
+    /// From the places up to 5 away.
+    Lanczos5,
+}
+
+impl Interpolation {
+    /// The interpolation with this name in Keras and TensorFlow.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "bilinear" => Self::Bilinear,
+            "nearest" => Self::Nearest,
+            "bicubic" => Self::Bicubic,
+            "lanczos3" => Self::Lanczos3,
+            "lanczos5" => Self::Lanczos5,
+            _ => return None,
+        })
+    }
+
+    /// How far a place may be away that counts, and how much it counts at a distance.
+    fn kernel(self) -> (f64, fn(f64) -> f64) {
+        match self {
+            Self::Nearest | Self::Bilinear => (1.0, |x| (1.0 - x).max(0.0)),
+            Self::Bicubic => (2.0, keys),
+            Self::Lanczos3 => (3.0, |x| lanczos(x, 3.0)),
+            Self::Lanczos5 => (5.0, |x| lanczos(x, 5.0)),
+        }
+    }
+}
+
+/// The windowed sine of Lanczos.
+fn lanczos(distance: f64, radius: f64) -> f64 {
+    let x = std::f64::consts::PI * distance;
+    if distance < 1e-3 {
+        1.0
+    } else if distance > radius {
+        0.0
+    } else {
+        radius * x.sin() * (x / radius).sin() / (x * x)
+    }
 }
 
 impl KerasLayer for Resizing {
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         channels_last(fields)?;
-        for key in ["pad_to_aspect_ratio", "antialias"] {
-            fields.must_be(key, false, "set it to false")?;
-        }
+        fields.must_be("pad_to_aspect_ratio", false, "set it to false")?;
         fields.neutral(&["fill_mode", "fill_value"]);
-        let interpolation = match fields.get("interpolation").map(Json::as_str) {
-            None | Some(Some("bilinear")) => Interpolation::Bilinear,
-            Some(Some("nearest")) => Interpolation::Nearest,
-            Some(Some("bicubic")) => Interpolation::Bicubic,
-            Some(_) => {
-                return Err(fields.refuse("interpolation", "use bilinear, nearest or bicubic"));
-            }
+        let named = fields.get("interpolation").map(Json::as_str);
+        let interpolation = match named.unwrap_or(Some("bilinear")) {
+            Some(name) => Interpolation::from_name(name),
+            None => None,
         };
+        let remedy = "use bilinear, nearest, bicubic, lanczos3 or lanczos5";
+        let interpolation = interpolation.ok_or_else(|| fields.refuse("interpolation", remedy))?;
         Ok(Self {
             size: [count(fields, "height")?, count(fields, "width")?],
             interpolation,
             crop_to_aspect_ratio: fields.flag("crop_to_aspect_ratio", false)?,
+            antialias: fields.flag("antialias", false)?,
         })
     }
 
@@ -113,11 +153,32 @@ impl Resizing {
         let scale = from as f64 / to as f64;
         for place in 0..to {
             let centre = (place as f64 + 0.5) * scale;
-            for (source, share) in self.shares(centre, from) {
+            let shares = match self.interpolation {
+                Interpolation::Lanczos3 | Interpolation::Lanczos5 => self.wide(centre, scale, from),
+                Interpolation::Nearest => self.shares(centre, from),
+                _ if self.antialias => self.wide(centre, scale, from),
+                _ => self.shares(centre, from),
+            };
+            for (source, share) in shares {
                 values[source * to + place] += share as f32;
             }
         }
         Tensor::from_data(TensorData::new(values, [from, to]), device)
+    }
+
+    /// The places around a position by the kernel of the interpolation, which is as wide as a new
+    /// place if they are fewer (TensorFlow: `ScaleAndTranslate`).
+    fn wide(&self, centre: f64, scale: f64, extent: usize) -> Vec<(usize, f64)> {
+        let (radius, kernel) = self.interpolation.kernel();
+        let width = if self.antialias { scale.max(1.0) } else { 1.0 };
+        let first = (centre - radius * width - 0.5).ceil().max(0.0) as usize;
+        let last = (centre + radius * width - 0.5).floor().max(0.0) as usize;
+        let places = first..=last.min(extent - 1);
+        let share = |place: usize| kernel(((place as f64 + 0.5 - centre) / width).abs());
+        let shares: Vec<(usize, f64)> = places.map(|place| (place, share(place))).collect();
+        let sum: f64 = shares.iter().map(|(_, share)| share).sum();
+        let whole = |(place, share)| (place, share / sum);
+        shares.into_iter().map(whole).collect()
     }
 
     /// The places around a position, and how much each counts; places are half a unit wide on

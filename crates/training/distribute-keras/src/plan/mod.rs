@@ -70,7 +70,7 @@ pub struct PlannedCall {
     pub layer: usize,
     /// What it receives, see [`Call::inputs`].
     pub inputs: Vec<usize>,
-    /// The shapes of its inputs.
+    /// The shapes of its inputs, without a mask, see [`Arguments::with_mask`].
     pub shapes: Vec<Shape>,
     /// The shape of its output.
     pub output: Shape,
@@ -320,7 +320,10 @@ impl Plan {
         if layer.reads_texts().is_some() && !of_texts {
             return Err("reads texts; use it on an `Input` of dtype=\"string\"".to_string());
         }
-        let shapes: Vec<Shape> = call.inputs.iter().map(|value| self.shape(*value)).collect();
+        let mut shapes: Vec<Shape> = call.inputs.iter().map(|value| self.shape(*value)).collect();
+        if let Some(mask) = shapes.pop_if(|_| call.arguments.with_mask) {
+            layer.check_mask(&shapes, mask)?;
+        }
         let masks: Vec<Option<usize>> = call.inputs.iter().map(|v| self.mask(*v)).collect();
         // Values beside the first may have no steps, such as the initial states of an LSTM.
         if call.arguments.masked && masks.iter().all(Option::is_none) {

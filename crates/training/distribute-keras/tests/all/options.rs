@@ -160,7 +160,7 @@ fn options_of_an_activation_are_refused_by_name(#[case] config: Value, #[case] n
 #[case("Concatenate", json!({ "axis": "last" }), "axis")]
 #[case("Softmax", json!({ "axis": [1, 2] }), "axis")]
 #[case("Dense", json!({ "units": 3, "bias_regularizer": "l3" }), "bias_regularizer")]
-#[case("Resizing", json!({ "height": 3, "width": 3, "antialias": true }), "antialias")]
+#[case("Resizing", json!({ "height": 3, "width": 3, "pad_to_aspect_ratio": true }), "pad_to_aspect_ratio")]
 #[case("RandomZoom", json!({ "height_factor": "x" }), "height_factor")]
 #[case("CategoryEncoding", json!({ "num_tokens": 3, "output_mode": "x" }), "output_mode")]
 #[case("Discretization", json!({ "bin_boundaries": [2.0, 1.0] }), "bin_boundaries")]

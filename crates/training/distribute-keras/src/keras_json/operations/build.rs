@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::super::entries::Reference;
 use super::Parts;
 use super::given::{Argument, Given, Item, Operand, Refusal, one_integer, plain, wrong};
+use super::ordered::{bent, sort, triangle};
 use super::table::{Row, What};
 use crate::Activation;
 use crate::layers::Operation;
@@ -24,8 +25,11 @@ const EPSILON: f64 = 1e-12;
 /// The operation of a row with these arguments, of which the used ones are taken.
 pub(super) fn build(row: &Row, given: &mut Given) -> Result<Built, Refusal> {
     let operands = operands(row, given)?;
-    if row.what == What::Part || row.what == What::Unstack {
-        return parts(row, operands, given);
+    match row.what {
+        What::Part | What::Unstack => return parts(row, operands, given),
+        What::TopK => return top_k(row, operands, given),
+        What::Resize | What::Pool { .. } => return layer(row.what, operands, given),
+        _ => {}
     }
     let kind = kind(row.what, operands.len(), given)?;
     let (inputs, constants) = split(operands);
@@ -36,21 +40,69 @@ pub(super) fn build(row: &Row, given: &mut Given) -> Result<Built, Refusal> {
     };
     Ok(Built {
         inputs,
-        parts: Box::new(move |part| (part == 0).then(|| operation.clone())),
+        parts: Box::new(move |part| (part == 0).then(|| operation.clone().into())),
+    })
+}
+
+/// The largest values, and their positions.
+fn top_k(row: &Row, operands: Vec<Operand>, given: &mut Given) -> Result<Built, Refusal> {
+    let count = count(given.integer("k")?.unwrap_or(1))?;
+    // Either way the largest come first.
+    given.value("sorted")?;
+    let (inputs, operands) = split(operands);
+    let class = row.class;
+    Ok(Built {
+        inputs,
+        parts: Box::new(move |part| {
+            let kind = Kind::Sort {
+                axis: -1,
+                descending: true,
+                first: Some(count),
+                positions: part == 1,
+            };
+            let operands = operands.clone();
+            let operation = Operation {
+                class,
+                kind,
+                operands,
+            };
+            (part < 2).then(|| operation.into())
+        }),
+    })
+}
+
+/// An operation that a layer does too.
+fn layer(what: What, operands: Vec<Operand>, given: &mut Given) -> Result<Built, Refusal> {
+    let (inputs, _) = split(operands);
+    let axes = inputs.first().and_then(|input| given.axes_of(input));
+    let spec = match what {
+        What::Pool { average, axes: own } => super::layer::pool(
+            average,
+            axes.map_or(own, |axes| axes.saturating_sub(2)),
+            given,
+        )?,
+        _ => super::layer::resize(given)?,
+    };
+    Ok(Built {
+        inputs,
+        parts: Box::new(move |part| (part == 0).then(|| spec.clone())),
     })
 }
 
 /// What it computes with, in order.
 fn operands(row: &Row, given: &mut Given) -> Result<Vec<Operand>, Refusal> {
     match row.what {
-        What::Binary(_) | What::Matmul => Ok(vec![given.operand("x1")?, given.operand("x2")?]),
+        What::Binary(_) | What::Matmul | What::Dot => {
+            Ok(vec![given.operand("x1")?, given.operand("x2")?])
+        }
+        What::TakeAlong => Ok(vec![given.operand("x")?, given.operand("indices")?]),
         What::Einsum => Ok(vec![given.operand("left")?, given.operand("right")?]),
         What::Where => Ok(vec![
             given.operand("condition")?,
             given.operand("x1")?,
             given.operand("x2")?,
         ]),
-        What::Concatenate | What::Stack | What::AddN => given.operands("xs"),
+        What::Concatenate | What::Stack | What::AddN | What::Joined(_) => given.operands("xs"),
         _ => Ok(vec![given.operand("x")?]),
     }
 }
@@ -83,6 +135,9 @@ fn kind(what: What, count: usize, given: &mut Given) -> Result<Kind, Refusal> {
         What::Matmul => Kind::Matmul {
             transposed: [given.flag("transpose_a")?, given.flag("transpose_b")?],
         },
+        What::Dot => Kind::Matmul {
+            transposed: [false; 2],
+        },
         What::Einsum => {
             let text = given.text("subscripts")?.unwrap_or_default();
             let einsum = Einsum::parse(&text);
@@ -97,6 +152,8 @@ fn kind(what: What, count: usize, given: &mut Given) -> Result<Kind, Refusal> {
         What::Normalize => normalize(given)?,
         What::Cast => cast(given)?,
         What::Like(number) => Kind::Like(number),
+        What::Round | What::Squareplus | What::Bent(_) => bent(what, given)?,
+        What::Triangle { .. } | What::Band => triangle(what, given)?,
         _ => axes(what, given)?,
     })
 }
@@ -120,6 +177,11 @@ fn axes(what: What, given: &mut Given) -> Result<Kind, Refusal> {
         What::Squeeze => Kind::Squeeze(given.integers("axis")?),
         What::GetItem => items(given)?,
         What::Concatenate => Kind::Concatenate(axis(given, -1)?),
+        What::Joined(axis) => Kind::Concatenate(axis),
+        What::Glu => Kind::Glu(axis(given, -1)?),
+        What::TakeAlong => Kind::TakeAlong(axis(given, 0)?),
+        What::Sort { positions } => sort(positions, given)?,
+        What::Cumprod => Kind::Cumprod(axis(given, 0)?),
         What::Stack => Kind::Stack(axis(given, 0)?),
         What::Pad => pad(given)?,
         What::Take => take(given)?,
@@ -385,14 +447,15 @@ fn parts(row: &Row, operands: Vec<Operand>, given: &mut Given) -> Result<Built, 
     Ok(Built {
         inputs,
         parts: Box::new(move |index| {
-            Some(Operation {
+            let operation = Operation {
                 class,
                 kind: Kind::Part {
                     axis,
                     part: part(index)?,
                 },
                 operands: constants.clone(),
-            })
+            };
+            Some(operation.into())
         }),
     })
 }

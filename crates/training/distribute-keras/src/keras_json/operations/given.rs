@@ -68,7 +68,7 @@ pub(super) type Refusal = String;
 
 /// The arguments that are not yet used.
 #[derive(Debug, Default)]
-pub(super) struct Given(BTreeMap<String, Argument>);
+pub(super) struct Given(BTreeMap<String, Argument>, BTreeMap<Reference, usize>);
 
 impl Given {
     pub(super) fn set(&mut self, key: &str, argument: Argument) {
@@ -93,6 +93,16 @@ impl Given {
         let mut left = self.0.iter();
         left.find(|(key, argument)| !is_usual(key, argument))
             .map(|(key, argument)| (key.as_str(), argument))
+    }
+
+    /// Takes note of how many axes a tensor has, the batch among them.
+    pub(super) fn set_axes(&mut self, tensor: Reference, axes: usize) {
+        self.1.insert(tensor, axes);
+    }
+
+    /// How many axes a tensor has, if the file says it.
+    pub(super) fn axes_of(&self, tensor: &Reference) -> Option<usize> {
+        self.1.get(tensor).copied()
     }
 
     pub(super) fn take(&mut self, key: &str) -> Option<Argument> {

@@ -6,16 +6,18 @@
 
 mod build;
 mod given;
+mod layer;
+mod ordered;
 mod table;
 
 use serde_json::Value;
 
 use super::entries::{Entries, Node};
+use crate::LayerSpec;
 use crate::ModelError;
 use crate::fields::Place;
-use crate::layers::Operation;
 use given::{Argument, Given, Item};
-use table::{OPERATIONS, Row};
+use table::{OPERATIONS, Row, What};
 
 /// The classes of Keras 2 that stand for a function of TensorFlow.
 const KERAS2: [&str; 2] = ["TFOpLambda", "SlicingOpLambda"];
@@ -26,9 +28,18 @@ pub(super) fn is_operation(class: &str, layer: &Value) -> bool {
     let is_keras3 = ["keras.src.ops", "keras.ops"]
         .iter()
         .any(|ops| module.starts_with(ops));
-    // Without a module, a class that is a layer too is the layer.
-    let has_no_layer = module.is_empty() && row(class).is_some_and(|row| !row.is_layer);
-    is_keras3 || has_no_layer || KERAS2.contains(&class)
+    // Keras 3 writes no modules into `.h5`. There a layer always says whether it is trainable, and
+    // one of several values receives a list of them; an operation does neither. (A list of values
+    // is joined alike by the operation and the layer.)
+    let says = |key: &str| layer["config"].get(key).is_some();
+    let call = &layer["inbound_nodes"][0];
+    let is_call = call["args"][0].is_object() || call["args"][0].is_number();
+    let is_bare = is_call && !says("trainable") && !says("target_shape");
+    let named = call["kwargs"].as_object().map_or(0, |named| named.len());
+    let count = call["args"].as_array().map_or(0, Vec::len) + named;
+    let fits = |row: &Row| count > 1 || !matches!(row.what, What::Binary(_));
+    let is_known = row(class).is_some_and(|row| !row.is_layer || is_bare && fits(row));
+    is_keras3 || module.is_empty() && is_known || KERAS2.contains(&class)
 }
 
 fn row(class: &str) -> Option<&'static Row> {
@@ -43,8 +54,8 @@ pub(super) struct Read {
     pub(super) parts: Parts,
 }
 
-/// The operation of a result of a call.
-pub(super) type Parts = Box<dyn Fn(usize) -> Option<Operation>>;
+/// The operation of a result of a call, or a layer that does the same.
+pub(super) type Parts = Box<dyn Fn(usize) -> Option<LayerSpec>>;
 
 /// The calls of an entry, which is an operation.
 pub(super) fn read(
@@ -138,6 +149,12 @@ impl Reader<'_> {
         let Some(arguments) = node["args"].as_array() else {
             return Err(self.malformed());
         };
+        for value in arguments {
+            let shape = value["config"]["shape"].as_array();
+            if let (Some(shape), Argument::Tensor(tensor)) = (shape, self.keras3_argument(value)?) {
+                given.set_axes(tensor, shape.len());
+            }
+        }
         for (index, value) in arguments.iter().enumerate() {
             match row.signature.get(index) {
                 Some(key) => given.set(key, self.keras3_argument(value)?),

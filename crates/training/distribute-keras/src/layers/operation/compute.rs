@@ -3,6 +3,7 @@
 use burn::tensor::{Bool, Tensor, TensorData, activation};
 
 use super::axes::{example_axes, example_axis};
+use super::order::{band, sorted, taken_along};
 use super::pick::{pad, picks};
 use super::reduce::reduce;
 use super::shapes::order;
@@ -53,7 +54,7 @@ fn clipped<const D: usize>(x: Tensor<D>, low: f64, high: f64) -> Tensor<D> {
     }
 }
 
-fn of_number<const D: usize>(unary: Unary, x: Tensor<D>) -> Tensor<D> {
+pub(super) fn of_number<const D: usize>(unary: Unary, x: Tensor<D>) -> Tensor<D> {
     match unary {
         Unary::Identity => x,
         Unary::Stop => x.detach(),
@@ -87,11 +88,17 @@ fn of_number<const D: usize>(unary: Unary, x: Tensor<D>) -> Tensor<D> {
         Unary::Sign => x.sign(),
         Unary::Not => number(x.clone().equal_elem(0.0), &x),
         Unary::Bool => number(x.clone().not_equal_elem(0.0), &x),
+        Unary::Arcsin => x.asin(),
+        Unary::Arccos => x.acos(),
+        Unary::Arcsinh => x.asinh(),
+        Unary::Arccosh => x.acosh(),
+        Unary::Arctanh => x.atanh(),
+        _ => composed::of_number(unary, x),
     }
 }
 
 /// 1 and 0, in the type of `like`.
-fn number<const D: usize>(condition: Tensor<D, Bool>, like: &Tensor<D>) -> Tensor<D> {
+pub(super) fn number<const D: usize>(condition: Tensor<D, Bool>, like: &Tensor<D>) -> Tensor<D> {
     condition.float().cast(like.dtype())
 }
 
@@ -238,7 +245,7 @@ fn pair<const D: usize>(binary: Binary, x: Tensor<D>, y: Tensor<D>) -> Tensor<D>
             let sum = number(x.not_equal_elem(0.0), &like) + number(y.not_equal_elem(0.0), &like);
             sum.clamp_max(1.0)
         }
-        _ => x,
+        _ => composed::of_pair(binary, x, y),
     }
 }
 
@@ -270,6 +277,20 @@ fn of_axes(kind: &Kind, x: Nd, pass: &Pass<'_, '_>) -> Nd {
             let along = axis(*along);
             each_rank!(x, x => x.cumsum(along))
         }
+        Kind::Cumprod(along) => {
+            let along = axis(*along);
+            each_rank!(x, x => x.cumprod(along))
+        }
+        Kind::Glu(along) => {
+            let along = axis(*along);
+            let half = dims[along] / 2;
+            each_rank!(x, x => {
+                let gate = activation::sigmoid(x.clone().narrow(along, half, half));
+                x.narrow(along, 0, half) * gate
+            })
+        }
+        Kind::Sort { axis: along, .. } => sorted(kind, x, axis(*along)),
+        Kind::Band { lowest, highest } => band(x, *lowest, *highest),
         Kind::Normalize { axes, epsilon } => normalized(x, axes, *epsilon),
         Kind::Reduce { by, axes, .. } => {
             let axes = axes.as_deref().unwrap_or_default();
@@ -374,6 +395,10 @@ fn of_several(kind: &Kind, constants: &[Option<&Constant>], values: Vec<Nd>) -> 
         }
         Kind::Matmul { transposed } => product(values.next()?, values.next()?, *transposed),
         Kind::Einsum(einsum) => einsum.product(values.next()?, values.next()?),
+        Kind::TakeAlong(axis) => {
+            let axis = example_axis(&like.dims()[1..], *axis).ok()? + 1;
+            taken_along(values.next()?, values.next()?, axis)
+        }
         Kind::Concatenate(axis) => {
             let axis = example_axis(&like.dims()[1..], *axis).ok()? + 1;
             joined(values.collect(), axis)

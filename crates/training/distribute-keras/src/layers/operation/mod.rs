@@ -5,8 +5,10 @@
 //! the call, so every call is a layer of its own here.
 
 mod axes;
+mod composed;
 mod compute;
 mod einsum;
+mod order;
 mod pick;
 mod reduce;
 mod shapes;
@@ -111,6 +113,23 @@ pub(crate) enum Kind {
         shift: i64,
     },
     Cumsum(i64),
+    Cumprod(i64),
+    /// The first half of an axis by the sigmoid of the second.
+    Glu(i64),
+    /// The values at the positions that another value names, along an axis.
+    TakeAlong(i64),
+    /// The values in order, or their positions; of all or as many as `first`.
+    Sort {
+        axis: i64,
+        descending: bool,
+        first: Option<usize>,
+        positions: bool,
+    },
+    /// Zeros in matrices but for diagonals from the lowest to the highest, counted from the middle.
+    Band {
+        lowest: Option<i64>,
+        highest: Option<i64>,
+    },
     ArgMax {
         axis: i64,
         keepdims: bool,
@@ -176,6 +195,19 @@ pub(crate) enum Unary {
     Sign,
     Not,
     Bool,
+    Arcsin,
+    Arccos,
+    Arcsinh,
+    Arccosh,
+    Arctanh,
+    Erfc,
+    Exp2,
+    Cbrt,
+    Radians,
+    Degrees,
+    IsNan,
+    IsInf,
+    IsFinite,
 }
 
 /// Functions of two numbers; comparisons give 1 and 0.
@@ -201,6 +233,15 @@ pub(crate) enum Binary {
     NotEqual,
     And,
     Or,
+    Xor,
+    /// The remainder with the sign of the dividend.
+    Fmod,
+    Hypot,
+    LogAddExp,
+    /// The logarithm to the base 2 of the sum of the powers of 2.
+    LogAddExp2,
+    Heaviside,
+    MultiplyNoNan,
 }
 
 impl Operation {

@@ -53,8 +53,11 @@ fn of_kind(kind: &Kind, operands: &[Extents]) -> Outcome<Vec<usize>> {
         Kind::Unary(_) | Kind::Activation(_) | Kind::Clip { .. } | Kind::Like(_) => {
             Ok(dims.clone())
         }
-        Kind::Softmax { axis, .. } | Kind::Cumsum(axis) => {
+        Kind::Softmax { axis, .. } | Kind::Cumsum(axis) | Kind::Cumprod(axis) => {
             example_axis(dims, *axis).map(|_| dims.clone())
+        }
+        Kind::Glu(_) | Kind::TakeAlong(_) | Kind::Sort { .. } | Kind::Band { .. } => {
+            ordered(kind, operands)
         }
         Kind::Normalize { axes, .. } => example_axes(dims, axes).map(|_| dims.clone()),
         Kind::Binary(_) | Kind::Where => broadcast(operands),
@@ -102,6 +105,43 @@ fn of_kind(kind: &Kind, operands: &[Extents]) -> Outcome<Vec<usize>> {
         | Kind::Flip(_)
         | Kind::Roll { .. } => picks(kind, dims).map(|(_, dims)| dims),
     }
+}
+
+/// The extents of what has the values of an axis in another order, or a part of them.
+fn ordered(kind: &Kind, operands: &[Extents]) -> Outcome<Vec<usize>> {
+    let mut dims = operands[0].dims.clone();
+    match kind {
+        Kind::Glu(axis) => {
+            let axis = example_axis(&dims, *axis)?;
+            if !dims[axis].is_multiple_of(2) {
+                return Err(format!("halves an axis of {} places", dims[axis]));
+            }
+            dims[axis] /= 2;
+        }
+        Kind::Sort { axis, first, .. } => {
+            let axis = example_axis(&dims, *axis)?;
+            let count = first.unwrap_or(dims[axis]);
+            if count > dims[axis] {
+                return Err(format!("takes {count} of {} places", dims[axis]));
+            }
+            dims[axis] = count;
+        }
+        Kind::TakeAlong(axis) => {
+            let axis = example_axis(&dims, *axis)?;
+            let taken = operands.get(1).filter(|operand| operand.batched);
+            let taken = taken.ok_or("takes constant positions; use keras.ops.take")?;
+            let fits =
+                |(at, (extent, other)): (usize, (&usize, &usize))| at == axis || extent == other;
+            let pairs = dims.iter().zip(&taken.dims).enumerate();
+            if dims.len() != taken.dims.len() || !pairs.into_iter().all(fits) {
+                return Err("takes positions of another shape".to_string());
+            }
+            dims.clone_from(&taken.dims);
+        }
+        _ if dims.len() < 2 => return Err("needs matrices in every example".to_string()),
+        _ => {}
+    }
+    Ok(dims)
 }
 
 /// Whether the first operand may be a constant.
