@@ -297,8 +297,8 @@ pub trait StrategyDataExt: Strategy {
         DistributedDataset::new(self, dataset, batching)
     }
 
-    /// Distributes the batches of a stream of `distribute-pipeline`: `make` makes a part of a global
-    /// batch, a list of examples, on the device of a replica.
+    /// Distributes the batches of a stream of `distribute-pipeline`: `make` makes a part of a
+    /// global batch, a list of examples, on the device of a replica.
     ///
     /// Every worker passes the same stream and reads all of it; a
     /// [`SourceDataset`](crate::SourceDataset) reads only its own examples.

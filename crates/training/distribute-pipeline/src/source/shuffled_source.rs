@@ -10,8 +10,8 @@ const STAGE: &str = "shuffled_source";
 
 type Index = fn(u64) -> Result<u64>;
 
-/// [`SourceStream::shuffle`]: the order of [`Stream::shuffle`](crate::Stream::shuffle), where the buffer holds indices. An
-/// element is read when it is drawn, and need not be serialized.
+/// [`SourceStream::shuffle`]: the order of [`Stream::shuffle`](crate::Stream::shuffle), where the
+/// buffer holds indices. An element is read when it is drawn, and need not be serialized.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct ShuffledSource<S> {
@@ -19,6 +19,15 @@ pub struct ShuffledSource<S> {
     epoch: u64,
     order: Shuffle<SourceStream<FromFn<Index>>>,
     last: Option<u64>,
+}
+
+impl<S: Source> SourceStream<S> {
+    /// Another order, drawn from a buffer of the next `buffer` indices (TensorFlow: `shuffle`): the
+    /// elements themselves are read when they are drawn, and none is part of the state.
+    /// [`Source::shuffle`] needs no buffer, and shuffles over the whole source.
+    pub fn shuffle(self, buffer: u64, seed: u64) -> ShuffledSource<S> {
+        ShuffledSource::new(self.into_source(), buffer, seed)
+    }
 }
 
 impl<S: Source> ShuffledSource<S> {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{ENDLESS, ShuffledSource, Source};
+use super::{ENDLESS, Source};
 use crate::stream::Stream;
 use crate::{Cardinality, Result, State};
 
@@ -26,14 +26,9 @@ impl<S> SourceStream<S> {
             next: 0,
         }
     }
-}
 
-impl<S: Source> SourceStream<S> {
-    /// Another order, drawn from a buffer of the next `buffer` indices (TensorFlow: `shuffle`): the
-    /// elements themselves are read when they are drawn, and none is part of the state.
-    /// [`Source::shuffle`] needs no buffer, and shuffles over the whole source.
-    pub fn shuffle(self, buffer: u64, seed: u64) -> ShuffledSource<S> {
-        ShuffledSource::new(self.source, buffer, seed)
+    pub(super) fn into_source(self) -> S {
+        self.source
     }
 }
 
