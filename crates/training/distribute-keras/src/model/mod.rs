@@ -370,6 +370,13 @@ impl Model {
         self.takes_tokens
     }
 
+    /// Whether [`Outputs::activity_losses`] are there: a layer has a loss on what it gives (Keras:
+    /// `activity_regularizer`), with a factor other than 0.
+    pub fn has_activity_losses(&self) -> bool {
+        let mut regularizers = self.steps.iter().filter_map(|step| step.activity);
+        regularizers.any(|Regularizer { l1, l2 }| l1 != 0.0 || l2 != 0.0)
+    }
+
     /// The sum of the losses on weights of all layers that are trained; nothing if none has one. In
     /// Keras 3 it is a part of `sum(model.losses)`, beside the losses on outputs that
     /// [`outputs_all`](Self::outputs_all) gives; Keras 2 also adds the constants of frozen layers.

@@ -105,6 +105,13 @@ impl Plan {
         output.map_or(self.input(), |output| output.shape)
     }
 
+    /// Whether padding is left out of a value, which is numbered as [`PlannedOutput::value`]: whether
+    /// it has a mask in Keras (`get_keras_mask`), by an `Embedding` with `mask_zero` or a `Masking`.
+    /// Of an output with a mask Keras' losses and metrics leave the padding out.
+    pub fn is_masked(&self, value: usize) -> bool {
+        self.mask(value).is_some()
+    }
+
     /// The number of numbers in the weights that are trained (Keras:
     /// `model.trainable_weights`).
     pub fn trained_parameters(&self) -> usize {
