@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::parse::ParseError;
-use crate::{Parsed, RowPartition, Values};
+use crate::{ParseError, Parsed, RowPartition, Values};
 
 impl RowPartition {
     /// The feature that it reads.

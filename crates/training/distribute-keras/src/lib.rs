@@ -32,6 +32,7 @@ pub mod fuzzing;
 mod hdf5;
 mod head;
 mod init;
+mod keras_archive;
 mod keras_json;
 pub mod layers;
 mod model;
@@ -40,6 +41,7 @@ mod plan;
 mod saved_file;
 mod shape;
 mod spec;
+mod text_input;
 mod texts;
 mod unsupported;
 mod vocabularies;
@@ -63,7 +65,7 @@ pub use plan::{Plan, PlannedCall, PlannedInput, PlannedLayer, PlannedOutput};
 pub use saved_file::{ModelFile, check_format, model_file, model_text};
 pub use shape::Shape;
 pub use spec::{Call, LayerRules, ModelInput, ModelOutput, ModelSpec, NamedLayer};
-pub use texts::TextInput;
+pub use text_input::TextInput;
 pub use texts::lookup::{Lookup, LookupMode};
 pub use weight_file::{
     FoundWeights, SkippedLayer, WeightFormat, parse_safetensors_weights, parse_weights,

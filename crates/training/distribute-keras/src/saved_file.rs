@@ -2,20 +2,12 @@
 //!
 //! A file is recognized by its content, not by its name.
 
-use std::io::{self, Read};
 use std::path::Path;
 
 use serde_json::Value;
-use zip::ZipArchive;
 
+use crate::keras_archive::{CONFIG, METADATA, WEIGHTS, damaged, has_member, member};
 use crate::{ModelError, hdf5, vocabularies};
-
-/// The members of a `.keras` file.
-pub(crate) const CONFIG: &str = "config.json";
-pub(crate) const METADATA: &str = "metadata.json";
-pub(crate) const WEIGHTS: &str = "model.weights.h5";
-/// Deflate expands nothing more than this.
-const EXPANSION: u64 = 1032;
 
 /// A file that holds a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,33 +104,6 @@ fn with_version(text: String, metadata: &[u8]) -> String {
         }
         _ => text,
     }
-}
-
-/// What is wrong with an archive.
-pub(crate) fn damaged(error: &io::Error) -> String {
-    format!("a zip archive that is cut off or damaged ({error})")
-}
-
-fn has_member(bytes: &[u8], name: &str) -> bool {
-    let archive = ZipArchive::new(io::Cursor::new(bytes));
-    archive.is_ok_and(|archive| archive.index_for_name(name).is_some())
-}
-
-/// A member of an archive; `None` if there is none of this name.
-pub(crate) fn member(bytes: &[u8], name: &str) -> io::Result<Option<Vec<u8>>> {
-    let mut archive = ZipArchive::new(io::Cursor::new(bytes)).map_err(io::Error::other)?;
-    if archive.index_for_name(name).is_none() {
-        return Ok(None);
-    }
-    let mut read = Vec::new();
-    let member = archive.by_name(name).map_err(io::Error::other)?;
-    let most = (bytes.len() as u64).saturating_mul(EXPANSION);
-    // One byte more than an archive of this length can hold.
-    let count = member.take(most.saturating_add(1)).read_to_end(&mut read)?;
-    if count as u64 > most {
-        return Err(io::Error::other(format!("{name} is too large for it")));
-    }
-    Ok(Some(read))
 }
 
 /// The text of the model in an `.h5` file, in the form of `model.to_json()`.

@@ -4,8 +4,8 @@
 use serde_json::Value;
 
 use crate::hdf5;
+use crate::keras_archive::{WEIGHTS, member};
 use crate::names::Names;
-use crate::saved_file::{WEIGHTS, member};
 use crate::spec::SAVED_LAYERS;
 
 /// The layers with a vocabulary.

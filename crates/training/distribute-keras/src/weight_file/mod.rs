@@ -13,7 +13,8 @@ mod write;
 
 use std::path::Path;
 
-use crate::saved_file::{WEIGHTS, check_format, damaged, is_hdf5, member};
+use crate::keras_archive::{WEIGHTS, damaged, member};
+use crate::saved_file::{check_format, is_hdf5};
 use crate::{ModelError, Plan, Weight, hdf5};
 use arrays::{named, of_npz, of_safetensors};
 use found::Found;

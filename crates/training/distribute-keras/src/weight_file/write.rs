@@ -12,7 +12,7 @@ use zip::{CompressionMethod, DateTime};
 use super::VARS;
 use super::arrays::keras_path;
 use crate::hdf5::{Group, written};
-use crate::saved_file::{CONFIG, METADATA, WEIGHTS};
+use crate::keras_archive::{CONFIG, METADATA, WEIGHTS};
 use crate::{ModelError, Plan, Weight};
 
 /// The kinds of files that weights are written to.

@@ -1,9 +1,19 @@
 //! Functions of numbers that burn does not have, made of functions that it has.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Bool, Tensor};
 
-use super::compute::number;
-use super::{Binary, Unary, compute};
+use super::{Binary, Unary};
+
+/// 1 and 0, in the type of `like`.
+pub(super) fn number<const D: usize>(condition: Tensor<D, Bool>, like: &Tensor<D>) -> Tensor<D> {
+    condition.float().cast(like.dtype())
+}
+
+/// Without what is behind the point.
+pub(super) fn trunc<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let sign = x.clone().detach().sign();
+    x.abs().floor() * sign
+}
 
 /// Functions of other functions.
 pub(super) fn of_number<const D: usize>(unary: Unary, x: Tensor<D>) -> Tensor<D> {
@@ -42,7 +52,7 @@ pub(super) fn of_pair<const D: usize>(binary: Binary, x: Tensor<D>, y: Tensor<D>
         }
         Binary::Fmod => {
             let quotient = x.clone() / y.clone();
-            x - compute::of_number(Unary::Trunc, quotient) * y
+            x - trunc(quotient) * y
         }
         Binary::Hypot => (x.clone() * x + y.clone() * y).sqrt(),
         Binary::LogAddExp => added(x, y),

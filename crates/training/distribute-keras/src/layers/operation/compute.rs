@@ -1,8 +1,9 @@
 //! What an operation gives.
 
-use burn::tensor::{Bool, Tensor, TensorData, activation};
+use burn::tensor::{Tensor, TensorData, activation};
 
 use super::axes::{example_axes, example_axis};
+use super::composed::number;
 use super::order::{band, sorted, taken_along};
 use super::pick::{pad, picks};
 use super::reduce::reduce;
@@ -54,7 +55,7 @@ fn clipped<const D: usize>(x: Tensor<D>, low: f64, high: f64) -> Tensor<D> {
     }
 }
 
-pub(super) fn of_number<const D: usize>(unary: Unary, x: Tensor<D>) -> Tensor<D> {
+fn of_number<const D: usize>(unary: Unary, x: Tensor<D>) -> Tensor<D> {
     match unary {
         Unary::Identity => x,
         Unary::Stop => x.detach(),
@@ -81,10 +82,7 @@ pub(super) fn of_number<const D: usize>(unary: Unary, x: Tensor<D>) -> Tensor<D>
         Unary::Floor => x.floor(),
         Unary::Ceil => x.ceil(),
         Unary::Round => x.round(),
-        Unary::Trunc => {
-            let sign = x.clone().detach().sign();
-            x.abs().floor() * sign
-        }
+        Unary::Trunc => composed::trunc(x),
         Unary::Sign => x.sign(),
         Unary::Not => number(x.clone().equal_elem(0.0), &x),
         Unary::Bool => number(x.clone().not_equal_elem(0.0), &x),
@@ -95,11 +93,6 @@ pub(super) fn of_number<const D: usize>(unary: Unary, x: Tensor<D>) -> Tensor<D>
         Unary::Arctanh => x.atanh(),
         _ => composed::of_number(unary, x),
     }
-}
-
-/// 1 and 0, in the type of `like`.
-pub(super) fn number<const D: usize>(condition: Tensor<D, Bool>, like: &Tensor<D>) -> Tensor<D> {
-    condition.float().cast(like.dtype())
 }
 
 /// An operation of two operands. Values with the same number of axes keep their order: constants
