@@ -13,8 +13,8 @@ const LEAST_BITS: u32 = 8;
 /// It is a Feistel network of 8 rounds over the next larger domain of `2^(2h)` numbers (at least
 /// 256), whose round functions are the finalizer of SplitMix64 with keys of seed and epoch. A
 /// number that falls outside is permuted again until it is inside ("cycle walking": Black and
-/// Rogaway, *Ciphers with Arbitrary Finite Domains*, 2002), fewer than 4 times on average. It
-/// never changes between versions.
+/// Rogaway, *Ciphers with Arbitrary Finite Domains*, 2002): from 64 elements on, fewer than 4 times
+/// on average. It never changes between versions.
 ///
 /// ```
 /// use distribute_pipeline::Permutation;
