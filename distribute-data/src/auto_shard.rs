@@ -81,16 +81,26 @@ impl<D: Dataset> Dataset for ShardHint<D> {
         self.dataset.batch(indices, device)
     }
 
+    fn batch_in_epoch(
+        &self,
+        epoch: usize,
+        indices: &[usize],
+        device: &Device,
+    ) -> Result<Self::Batch> {
+        self.dataset.batch_in_epoch(epoch, indices, device)
+    }
+
     fn is_weighted(&self) -> bool {
         self.dataset.is_weighted()
     }
 
     fn padded_batch(
         &self,
+        epoch: usize,
         indices: &[usize],
         examples: usize,
         device: &Device,
     ) -> Result<Self::Batch> {
-        self.dataset.padded_batch(indices, examples, device)
+        self.dataset.padded_batch(epoch, indices, examples, device)
     }
 }

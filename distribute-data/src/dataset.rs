@@ -79,8 +79,8 @@ pub trait Dataset: Send + Sync + 'static {
         false
     }
 
-    /// As [`batch`](Self::batch), of `indices` of which only the first `examples` count: those
-    /// behind them fill the batch up, and the batch says that they weigh nothing.
+    /// As [`batch_in_epoch`](Self::batch_in_epoch), of `indices` of which only the first `examples`
+    /// count: what is behind them fills the batch up, and the batch says that it weighs nothing.
     ///
     /// Called only if [`is_weighted`](Self::is_weighted), for every batch under
     /// [`Batching::pad_remainder`](crate::Batching::pad_remainder).
@@ -89,11 +89,12 @@ pub trait Dataset: Send + Sync + 'static {
     /// The errors of `batch`; by default an error which says that the batches carry no weights.
     fn padded_batch(
         &self,
+        epoch: usize,
         indices: &[usize],
         examples: usize,
         device: &Device,
     ) -> Result<Self::Batch> {
-        let _ = (indices, examples, device);
+        let _ = (epoch, indices, examples, device);
         Err(no_weights())
     }
 }
@@ -141,11 +142,12 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn padded_batch(
         &self,
+        epoch: usize,
         indices: &[usize],
         examples: usize,
         device: &Device,
     ) -> Result<Self::Batch> {
-        (**self).padded_batch(indices, examples, device)
+        (**self).padded_batch(epoch, indices, examples, device)
     }
 }
 

@@ -281,7 +281,7 @@ impl<D: Dataset> DistributedDataset<D> {
         let mut indices = own.to_vec();
         let filler = indices.first().copied();
         indices.resize(rows, filler.unwrap_or_else(|| filler_of(order)));
-        self.dataset.padded_batch(&indices, examples, device)
+        self.dataset.padded_batch(epoch, &indices, examples, device)
     }
 
     /// A batch without examples, like that of an example: what makes batches, burn's batchers for

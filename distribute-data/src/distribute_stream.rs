@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use distribute_core::{
     BatchSource, Device, Nest, PerReplica, Result, SourceState, Strategy, WorkerGroup,
 };
-use distribute_pipeline::{Cardinality, State, Stream};
+use distribute_pipeline::{Cardinality, PipelineError, State, Stream};
 
 use crate::split;
 
@@ -111,12 +111,18 @@ impl<S: Stream> Place<S> {
         Ok(())
     }
 
+    /// The batch of an epoch, from where the stream is or from the epoch's first batch on.
+    fn at(&mut self, epoch: usize, batch: usize) -> Result<Option<S::Item>> {
+        self.go_to(epoch, batch)?;
+        self.next()
+    }
+
     fn next(&mut self) -> Result<Option<S::Item>> {
         self.before = None;
         if !self.is_large {
-            let state = self.stream.state()?;
-            self.is_large = state.size() > SMALL;
-            self.before = Some(state).filter(|_| !self.is_large);
+            // A state that cannot be had ends no training: only a checkpoint needs it.
+            self.before = self.stream.state().ok().filter(|it| it.size() <= SMALL);
+            self.is_large = self.before.is_none();
         }
         self.is_known = false;
         let batch = self.stream.next()?;
@@ -131,13 +137,17 @@ impl<S: Stream> SourceState for Shared<S> {
         let place = self.locked();
         let is_of_epoch = place.is_known && place.epoch == epoch;
         let state = match place.batches.checked_sub(batches) {
-            Some(0) if is_of_epoch && batches > 0 => Some(place.stream.state()?),
-            Some(1) if is_of_epoch && batches > 0 => place.before.clone(),
+            Some(0) if is_of_epoch && batches > 0 => Some(place.stream.state()),
+            Some(1) if is_of_epoch && batches > 0 => place.before.clone().map(Ok),
             // An epoch that has not begun is started.
             _ => None,
         };
-        let bytes = state.map(|state| state.to_bytes()).transpose()?;
-        Ok(bytes)
+        let bytes = state.map(|state| state.and_then(|state| state.to_bytes()));
+        match bytes.transpose() {
+            // The epoch is read again up to its place.
+            Err(PipelineError::StateTooLarge { .. }) => Ok(None),
+            bytes => Ok(bytes?),
+        }
     }
 
     fn restore(&self, epoch: usize, batches: usize, state: &[u8]) -> Result<()> {
@@ -175,9 +185,9 @@ where
         Ok(parts.of_global_batch(batch.len()))
     }
 
-    fn next(&self) -> Result<Option<PerReplica<B>>> {
+    fn at(&self, epoch: usize, batch: usize) -> Result<Option<PerReplica<B>>> {
         // The stream is free while the parts are made.
-        let batch = self.shared.locked().next()?;
+        let batch = self.shared.locked().at(epoch, batch)?;
         batch.map(|batch| self.cut(&batch)).transpose()
     }
 }
@@ -216,20 +226,27 @@ where
             // The others wait for this worker's word.
             Some(workers) => workers.or_abort(gone)?,
         }
-        let mut has_failed = false;
+        let mut numbers = skip_batches..;
+        let mut has_ended = false;
         Ok(Box::new(std::iter::from_fn(move || {
-            if has_failed {
+            if has_ended {
                 return None;
             }
-            let batch = self.next();
+            let batch = self.at(epoch, numbers.next()?);
+            has_ended = !matches!(batch, Ok(Some(_)));
             if let Err(error) = &batch {
-                has_failed = true;
                 self.workers
                     .iter()
                     .for_each(|workers| workers.abort(&error.to_string()));
             }
             batch.transpose()
         })))
+    }
+
+    /// The stream is read in its order: for any other batch than the next one, the epoch is read
+    /// again from its begin.
+    fn batch(&self, epoch: usize, batch: usize) -> Result<Option<PerReplica<B>>> {
+        self.at(epoch, batch)
     }
 
     fn saved_state(&self) -> Option<Arc<dyn SourceState>> {

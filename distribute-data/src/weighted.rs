@@ -69,7 +69,16 @@ impl<D: Dataset> Dataset for Weighted<D> {
     }
 
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {
-        self.padded_batch(indices, indices.len(), device)
+        self.batch_in_epoch(0, indices, device)
+    }
+
+    fn batch_in_epoch(
+        &self,
+        epoch: usize,
+        indices: &[usize],
+        device: &Device,
+    ) -> Result<Self::Batch> {
+        self.padded_batch(epoch, indices, indices.len(), device)
     }
 
     fn is_weighted(&self) -> bool {
@@ -78,6 +87,7 @@ impl<D: Dataset> Dataset for Weighted<D> {
 
     fn padded_batch(
         &self,
+        epoch: usize,
         indices: &[usize],
         examples: usize,
         device: &Device,
@@ -86,7 +96,7 @@ impl<D: Dataset> Dataset for Weighted<D> {
         weights.resize(indices.len(), 0.0);
         let weights = TensorData::new(weights, [indices.len()]);
         Ok((
-            self.dataset.batch(indices, device)?,
+            self.dataset.batch_in_epoch(epoch, indices, device)?,
             Tensor::from_data(weights, device),
         ))
     }

@@ -7,6 +7,7 @@ mod distribution;
 mod keras_goldens;
 mod losses;
 mod parallel_calls;
+mod pipelines;
 
 use distribute_core::MirroredStrategy;
 

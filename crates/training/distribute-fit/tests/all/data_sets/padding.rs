@@ -147,7 +147,7 @@ fn padding_needs_weights_to_say_so() {
     let unweighted = FnDataset::new(3, indices);
     assert!(
         unweighted
-            .padded_batch(&[0, 0], 1, &Device::flex())
+            .padded_batch(0, &[0, 0], 1, &Device::flex())
             .is_err()
     );
     let empty = FnDataset::new(0, indices);
