@@ -590,8 +590,10 @@ fn stored(metadata: &Metadata) -> Configuration {
     if let Some(scale) = inputs.as_ref().map(Inputs::scale) {
         configuration.set("--scale", Some(scale));
     }
-    // If it was a default, the list above has no value.
-    configuration.set("--loss", Some(stored_loss(metadata).name()));
+    // The list of an older checkpoint has no loss that was a default.
+    if extra[KEY]["--loss"].is_null() {
+        configuration.set("--loss", Some(stored_loss(metadata).name()));
+    }
     configuration
 }
 

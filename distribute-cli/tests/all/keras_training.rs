@@ -210,14 +210,14 @@ fn a_model_with_nothing_to_train_is_refused() {
 }
 
 #[test]
-fn a_model_with_several_outputs_is_for_programs_of_ones_own() {
+fn a_model_with_several_outputs_needs_data_with_their_names() {
     let folder = tempfile::tempdir().unwrap();
     let mut model: Value = serde_json::from_str(&residual()).unwrap();
     model["config"]["output_layers"] = json!([["e", 0, 0], ["d", 0, 0]]);
     fs::write(folder.path().join("m.json"), model.to_string()).unwrap();
     let finished = run(folder.path(), "train --model m.json --steps 1");
     assert_eq!(finished.code, Some(2));
-    insta::assert_snapshot!(finished.stderr, @"error: m.json: the model has 2 outputs, which only a program of your own can run (`ModelSpec::plan_all`); make a model of one input and one output of it (keras.Model), inside of which there may be as many as you like");
+    insta::assert_snapshot!(finished.stderr, @"error: m.json: digits has one array of inputs and one of labels; name csv:FILE, with columns, or npz:FILE, with arrays, that are called as the inputs and outputs");
 }
 
 /// The same global batches in other parts: of the digits the last one is short, and leaves a
