@@ -53,6 +53,10 @@ impl KerasLayer for CategoryEncoding {
         Shape::of(&dims).ok_or_else(|| format!("gives too many axes of {input}"))
     }
 
+    fn reads_numbers(&self) -> bool {
+        true
+    }
+
     fn call_all(&self, inputs: Vec<Value>, pass: &mut Pass<'_, '_>) -> Option<Value> {
         let x = inputs.into_iter().next()?;
         let batch = x.flow.keras_dims()[0];

@@ -1,6 +1,6 @@
 //! What flows between the layers.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::nd::{Nd, each_rank, with_rank};
 use crate::{Activation, Shape};
@@ -29,6 +29,12 @@ impl Value {
     /// Values without padding.
     pub(crate) fn of(flow: Flow) -> Self {
         Self { flow, mask: None }
+    }
+
+    /// Gives the values another type, if they are of another one.
+    pub(crate) fn cast(&mut self, dtype: DType) {
+        self.flow =
+            each!(self.flow.clone(), x => if x.dtype() == dtype { x } else { x.cast(dtype) });
     }
 
     /// What becomes of a volume; a plan never puts a layer of volumes on another shape.

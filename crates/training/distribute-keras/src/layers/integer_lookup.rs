@@ -1,5 +1,7 @@
 //! `IntegerLookup`.
 
+use std::collections::BTreeSet;
+
 use burn::tensor::{Bool, Device, Int, TensorData};
 
 use super::flow::each;
@@ -54,6 +56,11 @@ impl KerasLayer for IntegerLookup {
         if found == begin {
             tokens.drain(..begin.len());
         }
+        let distinct: BTreeSet<i64> = tokens.iter().copied().collect();
+        if distinct.len() != tokens.len() || mask_token.is_some_and(|m| distinct.contains(&m)) {
+            let remedy = "use each number once, and special ones at the start alone";
+            return Err(fields.refuse("vocabulary", remedy));
+        }
         let special = begin.len();
         let depth = depth(fields, tokens.len(), special, &mut mode)?;
         let is_exact = |token: &i64| token.unsigned_abs() <= 1 << 24;
@@ -78,6 +85,14 @@ impl KerasLayer for IntegerLookup {
         let dims = outer.iter().copied().chain(row.into_iter().flatten());
         let dims: Vec<usize> = dims.collect();
         Shape::of(&dims).ok_or_else(|| format!("gives too many axes of {input}"))
+    }
+
+    fn idf_weights(&self) -> Option<&[f64]> {
+        self.mode.idf_weights()
+    }
+
+    fn reads_numbers(&self) -> bool {
+        true
     }
 
     fn call_all(&self, inputs: Vec<Value>, pass: &mut Pass<'_, '_>) -> Option<Value> {
@@ -116,12 +131,18 @@ impl IntegerLookup {
         let x: Tensor<1, Int> = x.reshape([count]).int();
         let is_number = self.mode == LookupMode::Int;
         let masks = i64::from(self.mask_token.is_some() && is_number);
-        let (known, place) = self.place(&x, &device);
         let others = match self.num_oov_indices as i64 {
             1 => x.zeros_like(),
             several => x.clone().remainder_scalar(several),
         };
-        let number = others.add_scalar(masks).mask_where(known, place);
+        let others = others.add_scalar(masks);
+        // A vocabulary of special tokens alone knows no other.
+        let number = if self.tokens.is_empty() {
+            others
+        } else {
+            let (known, place) = self.place(&x, &device);
+            others.mask_where(known, place)
+        };
         let number = match self.mask_token {
             Some(mask) => {
                 let nothing = if is_number { 0 } else { -1 };
@@ -132,7 +153,7 @@ impl IntegerLookup {
         number.float().cast(dtype).reshape(dims)
     }
 
-    /// Which values are in the vocabulary, and their numbers: a binary search.
+    /// Which values are in the vocabulary, which has some, and their numbers: a binary search.
     fn place(&self, x: &Tensor<1, Int>, device: &Device) -> (Tensor<1, Bool>, Tensor<1, Int>) {
         let first = self.depth_before();
         let mut sorted: Vec<(i64, i64)> = self.tokens.iter().copied().zip(first..).collect();

@@ -144,6 +144,18 @@ pub(crate) trait KerasLayer: fmt::Debug {
         None
     }
 
+    /// Whether the numbers that it receives are names of words or classes, which a type of 16 bits
+    /// would make others of.
+    fn reads_numbers(&self) -> bool {
+        self.tokens().is_some() || self.reads_texts().is_some()
+    }
+
+    /// The weights of the numbers of its vocabulary, which are no weights of a model, but stand among
+    /// them in a file (Keras: `output_mode="tf_idf"`).
+    fn idf_weights(&self) -> Option<&[f64]> {
+        None
+    }
+
     /// Whether all replicas must call it together in training.
     fn is_synchronized(&self) -> bool {
         false

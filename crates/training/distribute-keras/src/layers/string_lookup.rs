@@ -26,6 +26,10 @@ impl KerasLayer for StringLookup {
     fn reads_texts(&self) -> Option<&dyn ReadsTexts> {
         Some(self)
     }
+
+    fn idf_weights(&self) -> Option<&[f64]> {
+        self.lookup.mode.idf_weights()
+    }
 }
 
 /// The option `num_oov_indices`.

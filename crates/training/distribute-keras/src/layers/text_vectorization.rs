@@ -83,6 +83,10 @@ impl KerasLayer for TextVectorization {
     fn reads_texts(&self) -> Option<&dyn ReadsTexts> {
         Some(self)
     }
+
+    fn idf_weights(&self) -> Option<&[f64]> {
+        self.lookup.mode.idf_weights()
+    }
 }
 
 /// A text in an option that has a default, or nothing for null; nothing at all for what is neither.

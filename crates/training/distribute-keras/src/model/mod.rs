@@ -8,7 +8,7 @@ mod taken;
 use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Tensor, activation};
+use burn::tensor::{DType, Device, Tensor, activation};
 use distribute_core::{Error, Result};
 
 use crate::head::Loss;
@@ -107,7 +107,7 @@ impl Model {
             outputs,
             trainable: plan.layers.iter().map(|layer| layer.trainable).collect(),
             regularizers: regularizers(plan),
-            takes_tokens: any(&|layer| layer.spec.layer().tokens().is_some()),
+            takes_tokens: any(&|layer| layer.spec.layer().reads_numbers()),
             is_synchronized: any(&|layer| layer.trainable && layer.spec.layer().is_synchronized()),
         })
     }
@@ -257,12 +257,18 @@ impl Model {
         let mut values: Vec<Option<Value>> = Vec::with_capacity(inputs.len() + self.steps.len());
         values.extend(inputs.into_iter().map(Some));
         let mut parts = Parts::default();
+        let computed_in = self.takes_tokens.then(|| self.computed_in());
         for step in &self.steps {
             // What is read for the last time is handed over, so that its memory can be used again.
             let mut read: Vec<Option<Value>> = Vec::with_capacity(step.inputs.len());
             read.extend(step.inputs.iter().map(|value| values[*value].clone()));
             for value in &step.last {
                 values[*value] = None;
+            }
+            if let Some(dtype) = computed_in.filter(|_| !step.takes_numbers) {
+                read.iter_mut()
+                    .flatten()
+                    .for_each(|value| value.cast(dtype));
             }
             let mut pass = Pass {
                 mode: &mut *mode,
@@ -296,6 +302,13 @@ impl Model {
             logits: outputs.map(|value| value.flow.flatten(true)).collect(),
             activity_losses: activity.sum,
         })
+    }
+
+    /// The type of the arithmetic: that of weights of 16 bits, if there are some.
+    fn computed_in(&self) -> DType {
+        let mut found = HalfType(DType::F32);
+        self.layers.iter().for_each(|layer| layer.visit(&mut found));
+        found.0
     }
 
     /// The names of the inputs, in the order of Keras' `model.inputs`.
@@ -365,7 +378,9 @@ impl Model {
         Ok(parts.collect())
     }
 
-    /// Whether the input holds numbers of words, which an embedding looks up.
+    /// Whether an input holds numbers of words or classes, which an `Embedding`, a lookup or a
+    /// `CategoryEncoding` reads. 16 bits do not hold them all, so all inputs are given in f32; the
+    /// model itself turns the others into the type of its weights.
     pub fn takes_tokens(&self) -> bool {
         self.takes_tokens
     }
@@ -478,6 +493,17 @@ impl ModuleVisitor for NamedWeights<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.path.last().is_some_and(|last| last == self.name) {
             self.losses.push(penalty(Some(self.regularizer), param));
+        }
+    }
+}
+
+/// The type of a weight that is not f32.
+struct HalfType(DType);
+
+impl ModuleVisitor for HalfType {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.0 == DType::F32 {
+            self.0 = param.val().dtype();
         }
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct Step {
     pub(super) without_activation: bool,
     /// Whether the padding of its value is left out behind it.
     pub(super) masked: bool,
+    /// Whether numbers of words or classes are among its values, which keep their type.
+    pub(super) takes_numbers: bool,
     /// The loss on what the call gives.
     pub(super) activity: Option<Regularizer>,
 }
@@ -102,7 +104,25 @@ pub(super) fn of(plan: &Plan) -> (Vec<Step>, Vec<Output>) {
             }
         }
     }
+    find_numbers(plan, &mut steps);
     (steps, outputs)
+}
+
+/// Finds the calls that take numbers of words or classes: a layer reads them, or has no weights and
+/// gives them to one that does.
+fn find_numbers(plan: &Plan, steps: &mut [Step]) {
+    let inputs = plan.inputs.len();
+    let mut are_numbers = vec![false; inputs + steps.len()];
+    for (index, step) in steps.iter_mut().enumerate().rev() {
+        let layer = &plan.layers[step.layer];
+        let hands_on = layer.weights.is_empty() && are_numbers[inputs + index];
+        step.takes_numbers = hands_on || layer.spec.layer().reads_numbers();
+        if step.takes_numbers {
+            step.inputs
+                .iter()
+                .for_each(|value| are_numbers[*value] = true);
+        }
+    }
 }
 
 fn step(plan: &Plan, call: &PlannedCall) -> Step {
@@ -117,6 +137,7 @@ fn step(plan: &Plan, call: &PlannedCall) -> Step {
         reordered: call.reordered,
         masked: call.masked_by.is_some(),
         without_activation: false,
+        takes_numbers: false,
         activity: layer.rules.activity.or(own),
     }
 }

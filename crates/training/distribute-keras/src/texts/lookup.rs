@@ -24,6 +24,16 @@ pub enum LookupMode {
     TfIdf(Vec<f64>),
 }
 
+impl LookupMode {
+    /// The weights of the numbers, if it has some.
+    pub(crate) fn idf_weights(&self) -> Option<&[f64]> {
+        match self {
+            Self::TfIdf(weights) => Some(weights),
+            _ => None,
+        }
+    }
+}
+
 /// A vocabulary of texts (Keras: `StringLookup`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lookup {

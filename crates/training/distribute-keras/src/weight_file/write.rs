@@ -13,7 +13,7 @@ use super::VARS;
 use super::arrays::keras_path;
 use crate::hdf5::{Group, written};
 use crate::keras_archive::{CONFIG, METADATA, WEIGHTS};
-use crate::{ModelError, Plan, Weight};
+use crate::{LayerSpec, ModelError, Plan, Weight};
 
 /// The kinds of files that weights are written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,9 +106,13 @@ pub fn written_weights(
 
 /// The layout of `.weights.h5`.
 fn hdf5(plan: &Plan, weights: &[Weight]) -> Vec<u8> {
+    let of_vocabularies = idf_weights(plan);
     let mut root = Group::default();
     // Keras reads this group in any case.
     root.group(VARS);
+    for (group, weight) in &of_vocabularies {
+        root.group(group).add("idf_weights", weight);
+    }
     let mut left = weights.iter();
     for layer in &plan.layers {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -122,6 +126,27 @@ fn hdf5(plan: &Plan, weights: &[Weight]) -> Vec<u8> {
         }
     }
     written(&root)
+}
+
+/// The weights of vocabularies, each with its group. A `TextVectorization` has them twice: Keras
+/// reads them for the layer, and for the lookup in it.
+fn idf_weights(plan: &Plan) -> Vec<(String, Weight)> {
+    let mut all = Vec::new();
+    for layer in &plan.layers {
+        let Some(values) = layer.spec.layer().idf_weights() else {
+            continue;
+        };
+        let weight = Weight {
+            shape: vec![values.len()],
+            values: values.iter().map(|value| *value as f32).collect(),
+        };
+        let group = &layer.saved_as;
+        if matches!(layer.spec, LayerSpec::TextVectorization(_)) {
+            all.push((format!("{group}/_lookup_layer/{VARS}"), weight.clone()));
+        }
+        all.push((format!("{group}/{VARS}"), weight));
+    }
+    all
 }
 
 fn safetensors(plan: &Plan, weights: &[Weight]) -> Result<Vec<u8>, safetensors::SafeTensorError> {

@@ -146,6 +146,8 @@ impl Check<'_> {
             let given = tensors(inputs, ctx.device());
             let mut mode = Mode::training(ctx, &mut rng);
             let outputs = state.model.outputs_all(given, &mut mode)?;
+            let has_losses = outputs.activity_losses.is_some();
+            assert_eq!(has_losses, state.model.has_activity_losses());
             let losses = state.model.returned(outputs.logits).into_iter().map(loss);
             let losses = losses.chain(state.model.regularization_loss());
             let losses = losses.chain(outputs.activity_losses.map(Tensor::mean));

@@ -104,3 +104,22 @@ fn the_bias_of_a_forget_gate_starts_as_one() {
         assert_eq!(bias, expected);
     }
 }
+
+/// As `get_keras_mask` says it in Keras: a layer that treats every step alike keeps the padding, a
+/// layer without steps does not.
+#[test]
+fn a_plan_says_which_outputs_have_padding() {
+    for (masks, sequences) in [(true, true), (true, false), (false, true)] {
+        let table = json!({ "input_dim": 9, "output_dim": 3, "mask_zero": masks });
+        let layers = json!([
+            { "class_name": "Embedding", "config": table },
+            { "class_name": "LSTM", "config": { "units": 2, "return_sequences": sequences } },
+            { "class_name": "Dense", "config": { "units": 2 } },
+        ]);
+        let model = json!({ "class_name": "Sequential", "config": { "layers": layers } });
+        let spec = parse_keras_json(&model.to_string(), "m.json").unwrap();
+        let plan = spec.plan(&[5]).unwrap();
+        assert!(!plan.is_masked(0), "the input");
+        assert_eq!(plan.is_masked(plan.outputs[0].value), masks && sequences);
+    }
+}

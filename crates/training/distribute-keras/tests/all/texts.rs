@@ -2,9 +2,11 @@
 
 use std::io::Read;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use distribute_core::Policy;
 use distribute_keras::{
-    Mode, Model, ModelError, ModelSpec, model_file, parse_keras_json, parse_weights,
+    Mode, Model, ModelError, ModelSpec, WeightFormat, model_file, parse_keras_json, parse_weights,
+    written_weights,
 };
 use serde_json::{Value, json};
 
@@ -134,6 +136,8 @@ fn what_cannot_be_read_is_said() {
         ("StringLookup", "max_tokens", json!(1)),
         ("StringLookup", "salt", json!([1, 2, 3])),
         ("IntegerLookup", "oov_method", json!("farmhash")),
+        ("IntegerLookup", "vocabulary", json!([4, 7, 4])),
+        ("IntegerLookup", "vocabulary", json!([-1, -1])),
         ("Hashing", "output_mode", json!("tf_idf")),
     ] {
         let vocabulary = if class == "IntegerLookup" {
@@ -149,6 +153,125 @@ fn what_cannot_be_read_is_said() {
         let said = refused(class, config);
         assert!(said.contains(&format!("`{option}`")), "{option}: {said}");
     }
+}
+
+/// A vocabulary of special tokens alone: every number is one of the others, or the mask.
+#[test]
+fn a_vocabulary_of_special_tokens_knows_no_number() {
+    let config = json!({
+        "vocabulary": [0, -1], "mask_token": 0, "oov_token": -1, "output_mode": "int",
+    });
+    let layers = json!([{ "class_name": "IntegerLookup", "config": config }]);
+    let model = json!({ "class_name": "Sequential", "config": { "layers": layers } });
+    let spec = parse_keras_json(&model.to_string(), "m.json").unwrap();
+    let model = Model::initialized(&spec.plan(&[3]).unwrap(), 1, &Device::flex()).unwrap();
+    assert_eq!(outputs(&model, vec![vec![7.0, 0.0, -1.0]]), [1.0, 0.0, 1.0]);
+    let mut repeated = config;
+    repeated["vocabulary"] = json!([4, 0]);
+    let layers = json!([{ "class_name": "IntegerLookup", "config": repeated }]);
+    let model = json!({ "class_name": "Sequential", "config": { "layers": layers } });
+    let error = parse_keras_json(&model.to_string(), "m.json").unwrap_err();
+    assert!(
+        error.to_string().contains("use each number once"),
+        "{error}"
+    );
+}
+
+/// Numbers above 256, which bfloat16 does not hold, beside numbers to compute with.
+#[test]
+fn policies_of_16_bits_keep_numbers_of_classes() {
+    let layer = |class: &str, name: &str, config: Value, from: &[&str]| {
+        let nodes: Vec<Value> = from.iter().map(|from| json!([from, 0, 0, {}])).collect();
+        let nodes = if nodes.is_empty() {
+            json!([])
+        } else {
+            json!([nodes])
+        };
+        let mut config = config;
+        config["name"] = json!(name);
+        json!({ "class_name": class, "name": name, "config": config, "inbound_nodes": nodes })
+    };
+    let vocabulary: Vec<i64> = (250..300).collect();
+    let layers = json!([
+        layer(
+            "InputLayer",
+            "ids",
+            json!({ "batch_shape": [null, 2] }),
+            &[]
+        ),
+        layer("InputLayer", "x", json!({ "batch_shape": [null, 3] }), &[]),
+        layer(
+            "IntegerLookup",
+            "look",
+            json!({ "vocabulary": vocabulary }),
+            &["ids"]
+        ),
+        layer(
+            "CategoryEncoding",
+            "code",
+            json!({ "num_tokens": 51 }),
+            &["look"]
+        ),
+        layer("Dense", "a", json!({ "units": 4 }), &["code"]),
+        layer("Dense", "b", json!({ "units": 4 }), &["x"]),
+        layer("Concatenate", "both", json!({}), &["a", "b"]),
+        layer("Dense", "out", json!({ "units": 2 }), &["both"]),
+    ]);
+    let config = json!({
+        "layers": layers, "input_layers": [["ids", 0, 0], ["x", 0, 0]],
+        "output_layers": [["out", 0, 0]],
+    });
+    let text = json!({ "class_name": "Functional", "config": config }).to_string();
+    let plan = parse_keras_json(&text, "m.json").unwrap();
+    let plan = plan.plan_all(&[&[2], &[3]]).unwrap();
+    let device = Device::flex();
+    let model = Model::initialized(&plan, 1, &device).unwrap();
+    assert!(model.takes_tokens());
+    let given = || {
+        vec![
+            Tensor::from_floats([[257.0, 299.0], [259.0, 261.0]], &device),
+            Tensor::from_floats([[0.5, 1.0, -0.25], [0.0, 2.0, 0.75]], &device),
+        ]
+    };
+    let of = |model: &Model| {
+        let outputs = model.forward_all(given(), &mut Mode::Inference).unwrap();
+        outputs[0].clone().into_data()
+    };
+    let exact: Vec<f32> = of(&model).try_into_vec().unwrap();
+    let mixed = of(&Policy::mixed_bfloat16().model(&model).unwrap());
+    assert_ne!(mixed.dtype(), DType::F32);
+    for (ours, exact) in mixed.iter::<f32>().zip(exact) {
+        assert!((ours - exact).abs() < 0.05, "{ours} {exact}");
+    }
+}
+
+/// The weights of a vocabulary stand where Keras reads them.
+#[test]
+fn a_written_model_has_the_weights_of_its_vocabulary() {
+    let expected = expected();
+    let case = list(&expected["models"]).iter();
+    let case = case
+        .filter(|case| case["name"] == "weighted")
+        .last()
+        .unwrap();
+    let bytes = unpacked("texts.weighted.keras.gz");
+    let file = model_file(bytes.clone(), "weighted").unwrap();
+    let spec = parse_keras_json(&file.text, "weighted").unwrap();
+    let rows = rows(&spec, &case["texts"]);
+    let plan = spec.plan(&[rows[0].len()]).unwrap();
+    let weights = parse_weights(&bytes, "m.keras", &plan).unwrap();
+    let written = written_weights(WeightFormat::WeightsH5, &plan, &weights, None).unwrap();
+    let names = ["idf_weights", "_lookup_layer"];
+    for name in names {
+        let found = written
+            .windows(name.len())
+            .any(|bytes| bytes == name.as_bytes());
+        assert!(found, "{name}");
+    }
+    assert_eq!(
+        parse_weights(&written, "m.weights.h5", &plan).unwrap(),
+        weights
+    );
 }
 
 #[test]
