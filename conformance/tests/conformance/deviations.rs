@@ -21,6 +21,7 @@ use distribute_core::{
 use distribute_data::{AutoShardPolicy, Batching, Dataset, FnDataset, StrategyDataExt};
 use distribute_fit::callbacks::{EarlyStopping, ModelCheckpoint, ReduceLrOnPlateau};
 use distribute_fit::{Callback, Fit, History, Objective, StepContext};
+use distribute_records::{Compression, Cut, RecordError, RecordReader, RecordWriter};
 
 use crate::mirrored;
 
@@ -519,6 +520,37 @@ fn deviation_missing_metric() {
             "{error}"
         );
     }
+}
+
+/// TensorFlow takes a file that ends inside a record's length for a complete one, and does not read
+/// what stands behind a zlib stream.
+#[test]
+fn deviation_cut_file() {
+    let written = |compression| {
+        let mut writer = RecordWriter::new(Vec::new(), "test", compression);
+        writer.write(b"first").unwrap();
+        writer.finish().unwrap()
+    };
+    let failure = |bytes: &[u8]| {
+        let mut reader = RecordReader::new(bytes, "test", None).unwrap();
+        let mut data = Vec::new();
+        assert!(reader.read(&mut data).unwrap());
+        assert_eq!(data, b"first");
+        reader.read(&mut data).unwrap_err()
+    };
+    let mut cut = written(Compression::Plain);
+    cut.extend_from_slice(&[5, 0, 0]);
+    assert!(matches!(
+        failure(&cut),
+        RecordError::Truncated {
+            cut: Cut::Header,
+            found: 3,
+            ..
+        }
+    ));
+    let mut joined = written(Compression::Zlib);
+    joined.extend(written(Compression::Zlib));
+    assert!(matches!(failure(&joined), RecordError::Behind { .. }));
 }
 
 #[test]
