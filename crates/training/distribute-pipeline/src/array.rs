@@ -15,9 +15,25 @@ use crate::{PipelineError, Result};
 /// # Ok::<(), distribute_pipeline::PipelineError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Parts<T>")]
 pub struct Array<T> {
     shape: Vec<usize>,
     values: Vec<T>,
+}
+
+/// An array as it is read, which may not fit together.
+#[derive(Deserialize)]
+struct Parts<T> {
+    shape: Vec<usize>,
+    values: Vec<T>,
+}
+
+impl<T> TryFrom<Parts<T>> for Array<T> {
+    type Error = PipelineError;
+
+    fn try_from(parts: Parts<T>) -> Result<Self> {
+        Self::new(parts.values, parts.shape)
+    }
 }
 
 impl<T> Array<T> {
@@ -91,7 +107,8 @@ impl<T> Array<T> {
     /// The parts along the first axis: what [`stack`](Self::stack) made one array of.
     ///
     /// # Errors
-    /// If it is a single value.
+    /// If it is a single value, or if there are more parts than fit into memory: an array without
+    /// values may have an axis of any size.
     pub fn unstack(self) -> Result<Vec<Self>> {
         let Some((count, inner)) = self.shape.split_first() else {
             let what = "a single value has no elements; make batches first (`batch`)";
@@ -99,11 +116,14 @@ impl<T> Array<T> {
         };
         let each = product(inner).unwrap_or(0);
         let mut values = self.values.into_iter();
-        let parts = (0..*count).map(|_| Self {
+        let mut parts = Vec::new();
+        let reserved = parts.try_reserve_exact(*count);
+        reserved.map_err(|_| too_large("unbatch", &self.shape))?;
+        parts.extend((0..*count).map(|_| Self {
             shape: inner.to_vec(),
             values: values.by_ref().take(each).collect(),
-        });
-        Ok(parts.collect())
+        }));
+        Ok(parts)
     }
 }
 
@@ -113,7 +133,7 @@ impl<T: Clone> Array<T> {
     ///
     /// # Errors
     /// [`PipelineError::TooLong`] if one does not fit into the shape, [`PipelineError::Shapes`] if
-    /// they have different numbers of axes.
+    /// they have different numbers of axes; also if it is too large for memory.
     pub fn padded(arrays: Vec<Self>, shape: Option<&[usize]>, padding: &T) -> Result<Self> {
         const STAGE: &str = "padded_batch";
         let first = arrays
@@ -148,11 +168,13 @@ impl<T: Clone> Array<T> {
         let mut shape = vec![arrays.len()];
         shape.extend(&to);
         let Some(size) = product(&shape) else {
-            let what = format!("an array of the shape {shape:?} is too large");
-            return Err(PipelineError::argument(STAGE, what));
+            return Err(too_large(STAGE, &shape));
         };
-        let mut values = Vec::with_capacity(size);
-        for array in &arrays {
+        let mut values = Vec::new();
+        let reserved = values.try_reserve_exact(size);
+        reserved.map_err(|_| too_large(STAGE, &shape))?;
+        // Without values an axis may have any size, and there is nothing to fill.
+        for array in arrays.iter().filter(|_| size > 0) {
             fill(&array.shape, &array.values, &to, padding, &mut values);
         }
         Ok(Self { shape, values })
@@ -175,6 +197,11 @@ fn fill<T: Clone>(shape: &[usize], values: &[T], to: &[usize], padding: &T, into
     }
     let all = size * product(below).unwrap_or(0);
     into.resize(before + all, padding.clone());
+}
+
+fn too_large(stage: &'static str, shape: &[usize]) -> PipelineError {
+    let what = format!("an array of the shape {shape:?} is too large");
+    PipelineError::argument(stage, what)
 }
 
 fn product(shape: &[usize]) -> Option<usize> {
@@ -208,6 +235,28 @@ mod tests {
         let mixed = vec![Array::from(vec![1]), Array::from(vec![1, 2])];
         let error = Array::stack(mixed).unwrap_err().to_string();
         assert!(error.contains("[1], element 1 has shape [2]"), "{error}");
+    }
+
+    #[test]
+    fn shapes_that_are_too_large_or_do_not_fit_are_errors() {
+        let error = |result: Result<Array<i32>>| {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("is too large"), "{error}");
+        };
+        let row = || vec![Array::from(vec![1])];
+        error(Array::padded(row(), Some(&[usize::MAX]), &0));
+        error(Array::padded(row(), Some(&[usize::MAX / 8]), &0));
+        let empty = Array::<i32>::new(Vec::new(), [usize::MAX, 0]).unwrap();
+        error(empty.clone().unstack().map(|mut parts| parts.remove(0)));
+        let padded = Array::padded(vec![empty], None, &0).unwrap();
+        assert_eq!(padded.shape(), [1, usize::MAX, 0]);
+
+        let array = Array::new(vec![1, 2], [2, 1]).unwrap();
+        let bytes = rmp_serde::to_vec(&array).unwrap();
+        assert_eq!(rmp_serde::from_slice::<Array<i32>>(&bytes).unwrap(), array);
+        let bytes = rmp_serde::to_vec(&([9, 9], [1, 2])).unwrap();
+        let error = rmp_serde::from_slice::<Array<i32>>(&bytes).unwrap_err();
+        assert!(error.to_string().contains("[9, 9]"), "{error}");
     }
 
     #[test]

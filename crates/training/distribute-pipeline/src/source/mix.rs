@@ -109,8 +109,11 @@ impl<S: Source> Source for Mix<S> {
     type Item = S::Item;
 
     fn len(&self) -> u64 {
-        let ends = (0..self.sources.len()).map(|source| self.end_of(source));
         // With wrong weights there is an element, so that the error is found.
+        if self.period.is_empty() {
+            return 1;
+        }
+        let ends = (0..self.sources.len()).map(|source| self.end_of(source));
         ends.min().unwrap_or(1)
     }
 
@@ -148,7 +151,7 @@ impl<S: Source> Source for Mix<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{contract, range};
+    use crate::{Stream as _, contract, range};
 
     #[test]
     fn keeps_the_contract_and_the_proportion() {
@@ -178,10 +181,12 @@ mod tests {
             vec![],
             vec![(range(0..3), 0)],
             vec![(range(0..3), u32::MAX)],
+            vec![(range(0..3), 1 << 20), (range(0..3), 1)],
         ] {
             let mixed = mix(weights);
             assert!(mixed.check().is_err());
             assert!(mixed.get(0).is_err());
+            assert!(mixed.stream().next().is_err());
         }
     }
 }

@@ -43,7 +43,8 @@ impl<S: Stream> Cache<S> {
 
 impl<S: Stream<Item: SavedItem + Clone>> Cache<S> {
     fn from_input(&mut self) -> Result<Option<S::Item>> {
-        let item = self.input.next()?;
+        // A pass that had an error is not whole.
+        let item = self.input.next().inspect_err(|_| self.fills = false)?;
         let Some(item) = item else {
             self.is_whole = self.is_whole || self.fills;
             return Ok(None);
@@ -55,6 +56,8 @@ impl<S: Stream<Item: SavedItem + Clone>> Cache<S> {
                      cache in a file",
                     self.limit
                 );
+                self.fills = false;
+                self.kept.clear();
                 return Err(PipelineError::argument(STAGE, what));
             }
             self.kept.push(item.clone());
@@ -161,5 +164,22 @@ mod tests {
         assert_eq!(reads.load(Ordering::Relaxed), 10);
         let mut few = range(0..9).stream().cache().limit(4);
         assert!(few.elements().nth(4).unwrap().is_err());
+    }
+
+    #[test]
+    fn a_pass_with_errors_is_not_kept() {
+        let fails = |x: i64| (x != 4).then_some(x).ok_or("four");
+        let mut failing = range(0..9).stream().try_map(fails).cache();
+        let mut few = range(0..9).stream().cache().limit(4);
+        for epoch in 0..3 {
+            failing.start(epoch).unwrap();
+            few.start(epoch).unwrap();
+            for items in [failing.elements().collect(), few.elements().collect()] {
+                let items: Vec<crate::Result<i64>> = items;
+                assert_eq!(items.len(), 9);
+                assert!(items[4].is_err());
+                assert_eq!(items.iter().filter(|item| item.is_ok()).count(), 8);
+            }
+        }
     }
 }

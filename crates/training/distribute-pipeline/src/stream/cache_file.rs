@@ -43,6 +43,7 @@ enum Mode {
 /// A file in the making, which is removed if it is not finished.
 #[derive(Debug)]
 struct Writer {
+    /// Empty once the file has its own name.
     path: PathBuf,
     file: Option<BufWriter<File>>,
     bytes: u64,
@@ -87,12 +88,27 @@ fn damaged(path: &Path, what: &str) -> PipelineError {
     failed(path, io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
+/// A file next to `path` that is only this writer's: other streams, threads and machines may write
+/// the same cache at the same time.
+fn create(path: &Path) -> Result<(PathBuf, File)> {
+    let mut number = 0_u64;
+    loop {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{}.{number}.tmp", std::process::id()));
+        let path = PathBuf::from(name);
+        match File::create_new(&path) {
+            Ok(file) => return Ok((path, file)),
+            // Of another stream, of a process with the same number in another container, or of one
+            // that was killed.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            Err(error) => return Err(failed(&path, error)),
+        }
+    }
+}
+
 impl Writer {
     fn new(path: &Path) -> Result<Self> {
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(".{}.tmp", std::process::id()));
-        let path = PathBuf::from(name);
-        let file = File::create(&path).map_err(|error| failed(&path, error))?;
+        let (path, file) = create(path)?;
         let mut writer = Self {
             path,
             file: Some(BufWriter::new(file)),
@@ -134,14 +150,18 @@ impl Writer {
             .into_inner()
             .map_err(|error| failed(&self.path, error.into_error()))?;
         file.sync_all().map_err(|error| failed(&self.path, error))?;
-        std::fs::rename(&self.path, path).map_err(|error| failed(path, error))
+        std::fs::rename(&self.path, path).map_err(|error| failed(path, error))?;
+        // The name is free for others now, and so nothing is removed.
+        self.path.clear();
+        Ok(())
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // After `finish` there is no file of this name.
-        let _ = std::fs::remove_file(&self.path);
+        if !self.path.as_os_str().is_empty() {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -195,7 +215,15 @@ impl Reader {
 }
 
 impl<S: Stream<Item: SavedItem>> CacheFile<S> {
+    /// A pass that had an error is not whole, and leaves no file.
     fn from_input(&mut self) -> Result<Option<S::Item>> {
+        self.read_and_keep().inspect_err(|_| {
+            self.mode = Mode::Input(None);
+            self.fills = false;
+        })
+    }
+
+    fn read_and_keep(&mut self) -> Result<Option<S::Item>> {
         let item = self.input.next()?;
         if let Mode::Input(writer) = &mut self.mode {
             match (&item, writer.as_mut()) {
@@ -322,6 +350,43 @@ mod tests {
         restored.start(1).unwrap();
         assert!(restored.elements().map(Result::unwrap).eq(all));
         assert!(path.exists());
+    }
+
+    #[test]
+    fn several_streams_write_the_same_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cache");
+        // What a killed process with the same number has left.
+        for number in 0..3 {
+            let left = format!("cache.{}.{number}.tmp", std::process::id());
+            std::fs::write(folder.path().join(left), b"left").unwrap();
+        }
+        let (mut long, mut short) = (stream(&path), stream(&path));
+        let first = long.next().unwrap();
+        let all: Vec<_> = short.elements().map(Result::unwrap).collect();
+        assert_eq!(first, Some(all[0]));
+        assert!(long.elements().map(Result::unwrap).eq(all[1..].to_vec()));
+        long.start(1).unwrap();
+        assert!(long.elements().map(Result::unwrap).eq(all));
+        let left = std::fs::read_dir(folder.path()).unwrap();
+        assert_eq!(left.count(), 4);
+    }
+
+    #[test]
+    fn a_pass_with_errors_leaves_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cache");
+        let fails = |x: i64| (x != 4).then_some(x).ok_or("four");
+        let mut failing = range(0..9).stream().try_map(fails).cache_file(&path);
+        let mut small = range(0..9).stream().cache_file(&path).max_bytes(40);
+        for epoch in 0..2 {
+            failing.start(epoch).unwrap();
+            let items: Vec<_> = failing.elements().collect();
+            assert_eq!(items.iter().filter(|item| item.is_ok()).count(), 8);
+            small.start(epoch).unwrap();
+            assert!(small.elements().any(|item| item.is_err()));
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        }
     }
 
     #[test]

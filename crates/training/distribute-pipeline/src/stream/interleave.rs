@@ -23,6 +23,8 @@ pub struct Interleave<S: Stream, T, F> {
     open: Vec<Option<Open<S::Item, T>>>,
     cycle: usize,
     block: u64,
+    /// The place of the stream that was read last; none if that was the input.
+    last: Option<usize>,
 }
 
 /// An element and its stream.
@@ -43,6 +45,7 @@ impl<S: Stream, T, F> Interleave<S, T, F> {
             open: Vec::new(),
             cycle: 0,
             block: 0,
+            last: None,
         }
     }
 
@@ -72,10 +75,13 @@ impl<S: Stream, T, F> Interleave<S, T, F> {
         }
     }
 
-    fn turn(&mut self) {
+    /// The next place's turn. Behind the last place that was filled there is nothing, if the input
+    /// has ended: `cycle_length` may be very large.
+    fn turn(&mut self, input_has_ended: bool) {
         self.block = 0;
         self.cycle += 1;
-        if self.cycle as u64 >= self.cycle_length {
+        let is_behind = input_has_ended && self.cycle >= self.open.len();
+        if is_behind || self.cycle as u64 >= self.cycle_length {
             self.cycle = 0;
         }
     }
@@ -101,10 +107,11 @@ where
 
     /// Opens the stream of the next element in this turn's place; whether there was one.
     fn open_next(&mut self) -> Result<bool> {
+        self.last = None;
         let Some(of) = self.input.next()? else {
             return Ok(false);
         };
-        self.read += 1;
+        self.read = self.read.saturating_add(1);
         let made = self.make(of)?;
         while self.open.len() <= self.cycle {
             self.open.push(None);
@@ -130,18 +137,19 @@ where
         while !input_has_ended || self.open.iter().any(Option::is_some) {
             let place = self.open.get_mut(self.cycle);
             if let Some(open) = place.and_then(Option::as_mut) {
+                self.last = Some(self.cycle);
                 if let Some(item) = open.stream.next()? {
                     self.block += 1;
                     if self.block == self.block_length {
-                        self.turn();
+                        self.turn(input_has_ended);
                     }
                     return Ok(Some(item));
                 }
                 self.open[self.cycle] = None;
-                self.turn();
+                self.turn(input_has_ended);
             } else if !self.open_next()? {
                 input_has_ended = true;
-                self.turn();
+                self.turn(input_has_ended);
             }
         }
         Ok(None)
@@ -149,6 +157,7 @@ where
 
     fn start(&mut self, epoch: u64) -> Result<()> {
         (self.epoch, self.read, self.cycle, self.block) = (epoch, 0, 0, 0);
+        self.last = None;
         self.open.clear();
         self.input.start(epoch)
     }
@@ -169,9 +178,11 @@ where
         let mut state = state.read(STAGE)?;
         self.epoch = state.number()?;
         self.read = state.number()?;
-        let last = self.cycle_length.saturating_sub(1);
+        // No place comes before an element for each one up to it was read.
+        let last = self.cycle_length.saturating_sub(1).min(self.read);
         self.cycle = state.number_to(last.min(u64::from(u32::MAX)))? as usize;
-        self.block = state.number_to(self.block_length)?;
+        self.block = state.number_to(self.block_length.saturating_sub(1))?;
+        self.last = None;
         self.input.restore(state.inner()?)?;
         self.open.clear();
         for (place, of) in state.all_items::<(u64, S::Item)>()? {
@@ -195,8 +206,10 @@ where
     }
 
     fn file(&self) -> Option<PathBuf> {
-        let open = self.open.get(self.cycle)?.as_ref()?;
-        open.stream.file()
+        match self.last {
+            Some(place) => self.open.get(place)?.as_ref()?.stream.file(),
+            None => self.input.file(),
+        }
     }
 }
 
@@ -212,7 +225,11 @@ impl<S: Stream + fmt::Debug, T, F> fmt::Debug for Interleave<S, T, F> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Source, Stream, contract, range};
+    use std::path::PathBuf;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use crate::{Result, Source, State, Stream, contract, range};
 
     #[test]
     fn keeps_the_contract_at_every_length() {
@@ -238,6 +255,82 @@ mod tests {
             .block_length(2);
         let all: Vec<_> = stream.elements().map(Result::unwrap).collect();
         assert_eq!(all, [100, 200, 201, 300, 301, 302]);
+    }
+
+    #[test]
+    fn a_cycle_may_be_longer_than_the_input() {
+        let (send, receive) = mpsc::channel();
+        // On a thread, so that a loop without end is found.
+        std::thread::spawn(move || {
+            let inner = |x: i64| range(10 * x..10 * x + 2).stream();
+            let streams = || {
+                range(0..3)
+                    .stream()
+                    .interleave(inner)
+                    .cycle_length(u64::MAX)
+            };
+            contract::check_stream(streams).unwrap();
+            let all: Vec<_> = streams().elements().map(Result::unwrap).collect();
+            send.send(all).unwrap();
+        });
+        let all = receive.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(all, [0, 10, 20, 1, 11, 21]);
+    }
+
+    /// Two elements of a file.
+    struct InFile(i64, u8);
+
+    impl Stream for InFile {
+        type Item = i64;
+
+        fn next(&mut self) -> Result<Option<i64>> {
+            self.1 += 1;
+            Ok((self.1 < 3).then_some(self.0))
+        }
+
+        fn start(&mut self, _: u64) -> Result<()> {
+            self.1 = 0;
+            Ok(())
+        }
+
+        fn state(&self) -> Result<State> {
+            Ok(State::new("in_file").number(self.1.into()))
+        }
+
+        fn restore(&mut self, state: &State) -> Result<()> {
+            let mut state = state.read("in_file")?;
+            self.1 = state.number_to(2)? as u8;
+            state.finish()
+        }
+
+        fn file(&self) -> Option<PathBuf> {
+            Some(format!("{}.csv", self.0).into())
+        }
+    }
+
+    #[test]
+    fn the_file_is_the_last_elements() {
+        for (cycle, block) in [(1, 1), (2, 1), (2, 2), (3, 1)] {
+            let streams = range(0..3).stream().interleave(|x| InFile(x, 0));
+            let mut stream = streams.cycle_length(cycle).block_length(block);
+            while let Some(item) = stream.next().unwrap() {
+                assert_eq!(stream.file(), Some(format!("{item}.csv").into()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_state_with_a_full_block_or_a_far_place_is_refused() {
+        let inner = |x: i64| range(0..x).stream();
+        let make = || range(1..4).stream().interleave(inner);
+        let mut stream = make().cycle_length(u64::MAX).block_length(2);
+        let input = stream.input.state().unwrap();
+        for [read, cycle, block] in [[1, 0, 2], [1, 2, 0]] {
+            let numbers = [0, read, cycle, block];
+            let state = State::new("interleave");
+            let state = numbers.into_iter().fold(state, State::number);
+            assert!(stream.restore(&state.inner(input.clone())).is_err());
+        }
     }
 
     #[test]

@@ -52,6 +52,20 @@ impl<S, T> Pack<S, T> {
     }
 }
 
+impl<S, T> Pack<S, T> {
+    /// The memory of a whole row.
+    fn reserve(&self, row: &mut Packed<T>) -> Result<()> {
+        let missing = self.length.saturating_sub(row.values.len());
+        let values = row.values.try_reserve_exact(missing);
+        let segments = values.and_then(|()| row.segments.try_reserve_exact(missing));
+        let positions = segments.and_then(|()| row.positions.try_reserve_exact(missing));
+        positions.map_err(|_| {
+            let what = format!("a row of {} values is too large", self.length);
+            PipelineError::argument(STAGE, what)
+        })
+    }
+}
+
 impl<S, T> Pack<S, T>
 where
     S: Stream<Item = Vec<T>>,
@@ -96,7 +110,7 @@ where
             let Some(sequence) = self.sequence()? else {
                 break;
             };
-            if row.values.len() + sequence.len() > self.length {
+            if sequence.len() > self.length - row.values.len() {
                 self.held = Some(sequence);
                 break;
             }
@@ -109,6 +123,7 @@ where
         if row.values.is_empty() {
             return Ok(None);
         }
+        self.reserve(&mut row)?;
         row.values.resize(self.length, self.padding.clone());
         row.segments.resize(self.length, 0);
         row.positions.resize(self.length, 0);
@@ -168,6 +183,9 @@ mod tests {
             let mut plain = lists().unbatch();
             assert!(plain.elements().map(Result::unwrap).eq(values));
         }
+        let mut large = lists().pack(usize::MAX, 0);
+        let error = large.next().unwrap_err().to_string();
+        assert!(error.contains("is too large"), "{error}");
         let error = lists().pack(5, 0).elements().find_map(Result::err).unwrap();
         assert!(error.to_string().starts_with("pack: element 1:"), "{error}");
     }

@@ -42,7 +42,7 @@ where
     }
 
     /// How many bytes the elements may take that are made and not yet taken, as they would be
-    /// saved; by default 512 MiB under [`AUTOTUNE`](crate::AUTOTUNE), else without a limit.
+    /// saved; by default 64 MiB under [`AUTOTUNE`](crate::AUTOTUNE), else without a limit.
     pub fn max_bytes(mut self, bytes: usize) -> Self {
         self.ahead.change_room(|room| room.limit_bytes(bytes));
         self

@@ -30,7 +30,7 @@ where
         }
     }
 
-    /// How many bytes the elements may take, as they would be saved; by default 512 MiB under
+    /// How many bytes the elements may take, as they would be saved; by default 64 MiB under
     /// [`AUTOTUNE`](crate::AUTOTUNE), else without a limit. One element may always be read.
     pub fn max_bytes(mut self, bytes: usize) -> Self {
         self.ahead.change_room(|room| room.limit_bytes(bytes));

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::{PipelineError, Result};
+use crate::{PipelineError, Result, State};
 
 /// As a number of elements or threads: as many as measured waiting shows to be useful
 /// (TensorFlow: `tf.data.AUTOTUNE`).
 pub const AUTOTUNE: i64 = -1;
 
-/// What elements that are read ahead may take at most, unless it is set: 512 MiB.
-pub(crate) const BUDGET: usize = 512 << 20;
+/// What elements that are read ahead may take at most, unless it is set: 64 MiB, so that the states
+/// of several stages fit into a checkpoint.
+pub(crate) const BUDGET: usize = State::MAX_BYTES / 4;
 
 /// The most elements that are read ahead by `AUTOTUNE`.
 const DEEPEST: usize = 64;
