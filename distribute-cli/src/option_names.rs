@@ -86,6 +86,8 @@ const NAMES: [(&str, &str); 44] = [
     ("`ReadingOptions::columns`", "--columns"),
     ("`TaskOptions::validation_split`", "--validation-split"),
     ("by `TaskOptions::loss`: ", ": --loss "),
+    ("`OutputOptions::losses`", "--loss"),
+    ("`OutputOptions::loss_weights`", "--loss-weights"),
     ("`LossName::CrossEntropy`", "--loss cross-entropy"),
     ("`LossName::Mse`", "--loss mse"),
     ("`TargetsName::Values`", "--targets values"),

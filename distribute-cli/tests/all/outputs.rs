@@ -106,3 +106,40 @@ fn a_flag_of_no_output_is_refused_with_the_outputs() {
         finished.stderr
     );
 }
+
+#[test]
+fn a_resumed_run_with_one_output_keeps_the_factor_of_its_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../crates/training/distribute-keras/tests/keras/texts.weighted.keras.gz");
+    let mut model = flate2::read::GzDecoder::new(fs::File::open(model).unwrap());
+    let mut unpacked = fs::File::create(folder.join("texts.keras")).unwrap();
+    std::io::copy(&mut model, &mut unpacked).unwrap();
+    let lines = [
+        "the cat sat,0",
+        "dog ran,1",
+        "\"a cat, a hat\",0",
+        "the dog,1",
+    ];
+    let lines = lines.map(|line| format!("{line}\n")).concat().repeat(5);
+    fs::write(folder.join("t.csv"), format!("text,label\n{lines}")).unwrap();
+    let train = "train --model texts.keras --dataset csv:t.csv --batch-size 4 --output json";
+    let weight = "--loss-weights dense_1=0.5";
+    let whole = format!("{train} --epochs 3 --checkpoint-dir whole {weight}");
+    let whole = last_event(&succeed(folder, &whole));
+    succeed(
+        folder,
+        &format!("{train} --epochs 1 --checkpoint-dir c {weight}"),
+    );
+    let resumed = format!("{train} --epochs 3 --checkpoint-dir c --resume");
+    assert_eq!(last_event(&succeed(folder, &resumed)), whole);
+    let evaluated = "evaluate --checkpoint-dir c --output json";
+    let evaluated = last_event(&succeed(folder, evaluated));
+    let loss = |event: &Value, name: &str| event[name].as_f64().unwrap();
+    let (one, two) = (loss(&whole, "val_loss"), loss(&evaluated, "loss"));
+    assert!((one - two).abs() < 1e-5, "{one} {two}");
+    fs::write(folder.join("new.txt"), "the cat\na dog ran\n").unwrap();
+    let rows = succeed(folder, "predict --checkpoint-dir c --dataset text:new.txt");
+    assert_eq!(rows.lines().count(), 3, "{rows}");
+}

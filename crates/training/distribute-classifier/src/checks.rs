@@ -263,6 +263,37 @@ pub(crate) fn sizes(data: &TrainTest, plan: &Plan, dataset: &DatasetName) -> Res
     Ok(())
 }
 
+/// Refuses a model with several inputs or outputs that reads texts.
+pub(crate) fn no_texts(spec: &ModelSpec) -> Result<(), TaskError> {
+    match spec.inputs.iter().find(|input| input.is_text) {
+        None => Ok(()),
+        Some(input) => Err(TaskError::NamedData {
+            model: spec.name.clone(),
+            what: format!(
+                "the input {} reads texts, which a model with several inputs or outputs cannot \
+                 be trained on here; keep the layer that reads texts out of the model, and give \
+                 its numbers as the data",
+                input.name
+            ),
+        }),
+    }
+}
+
+/// Refuses columns that are named for a model whose data is not found by names.
+pub(crate) fn no_columns(columns: &[(String, Vec<String>)], plan: &Plan) -> Result<(), TaskError> {
+    let Some((name, _)) = columns.first() else {
+        return Ok(());
+    };
+    Err(TaskError::NamedData {
+        model: plan.name.clone(),
+        what: format!(
+            "`ReadingOptions::columns` names the data of {name}, which is for models with \
+             several inputs or outputs; this model has one of each, so leave it out, and name the \
+             target by `ReadingOptions::label_column`"
+        ),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use distribute_readers::{Array, Features, Labels, Values};

@@ -59,6 +59,7 @@ mod loss_name;
 mod measured;
 mod model_source;
 mod names;
+mod numbered;
 mod objective;
 mod optimizer;
 mod output_options;

@@ -417,7 +417,9 @@ fn empty(
             objective = objective.totals_as(name, *metric, sums);
         }
     }
-    regularized(ctx, model, None, objective)
+    // The same values as on the other replicas, whose examples have losses on outputs.
+    let activity = model.has_activity_losses().then_some(zero);
+    regularized(ctx, model, activity, objective)
 }
 
 #[cfg(test)]

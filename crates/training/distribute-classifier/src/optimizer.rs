@@ -9,7 +9,7 @@ use distribute_core::{Clip, Error, TrainState};
 use distribute_keras::Compiled;
 use serde_json::{Map, Value, json};
 
-use crate::loss::compiled_metrics;
+use crate::loss::{compiled_metrics, known_metrics};
 
 /// Arguments of Keras' optimizers that are no arguments of an optimizer here, and what to do.
 const OTHERWISE: [(&str, &str); 3] = [
@@ -138,6 +138,7 @@ impl OptimizerOptions {
 pub(crate) fn complete(compiled: &Compiled, options: &mut OptimizerOptions) -> Vec<String> {
     let mut unused: Vec<String> = compiled.others.clone();
     unused.extend(compiled_metrics(compiled).1);
+    unused.extend(known_metrics(&compiled.weighted_metrics).1);
     let mut said = Vec::new();
     match (&compiled.optimizer, options.name) {
         (None, _) => {}

@@ -209,7 +209,7 @@ fn decided(
     let ending = source.ending(spec, parts.first());
     let outputs = ending.map_or(1, |(_, outputs)| outputs);
     let named = options.outputs.losses.first().map(|(_, loss)| *loss);
-    let loss = match options.loss.or(named) {
+    let loss = match named.or(options.loss) {
         Some(asked) => Some(asked),
         None => source.compiled_loss(outputs)?,
     };
@@ -254,7 +254,9 @@ impl Task {
         // A run goes on with its own, whatever its model file says.
         let stored = continued.and_then(|metadata| metadata.extra.get(EXTRA_KEY));
         let asked = continued_options(options, continued, stored);
-        let (mut task, mut data) = Self::read(&asked, &how, source, &scale)?;
+        let trained = stored.and_then(|stored| NamedInput::stored(&stored["several"]["inputs"]));
+        let trained = trained.unwrap_or_default();
+        let (mut task, mut data) = Self::read(&asked, &how, source, &scale, &trained)?;
         // A run that goes on has the weights of its checkpoint.
         if continued.is_none() {
             let of_model = task.source.weights.clone();
@@ -265,7 +267,7 @@ impl Task {
             }
         }
         task.reading = options.reading.clone();
-        task.measure(&asked);
+        task.measure(&asked, stored.and_then(stored_loss_weight));
         data.train = class_weights::applied(
             data.train,
             &asked.class_weights,
@@ -276,14 +278,18 @@ impl Task {
         Ok((task, data))
     }
 
-    /// Decides on the metrics.
-    fn measure(&mut self, asked: &TaskOptions) {
+    /// Decides on the metrics and the factor of the loss; that of a run that goes on is kept.
+    fn measure(&mut self, asked: &TaskOptions, trained_weight: Option<f64>) {
         if self.several.is_some() {
             return;
         }
         let compiled = self.compiled.as_ref();
         let known = compiled.map(loss::compiled_metrics);
-        let metrics = asked.metrics.clone().or(known.map(|(known, _)| known));
+        let outputs = &asked.outputs;
+        let name = self.plan.outputs.first().map_or("", |output| &output.name);
+        let own = Some(outputs.metrics_of(name)).filter(|own| !own.is_empty());
+        let metrics = own.or(asked.metrics.clone());
+        let metrics = metrics.or(known.map(|(known, _)| known));
         self.metrics = metrics
             .filter(|metrics| !metrics.is_empty())
             .unwrap_or_else(|| {
@@ -293,15 +299,13 @@ impl Task {
                     self.targets,
                 )]
             });
-        let name = self.plan.outputs.first().map_or("", |output| &output.name);
-        let outputs = &asked.outputs;
         self.weighted_metrics = match (outputs.weighted_metrics.is_empty(), compiled) {
             (true, Some(compiled)) => loss::known_metrics(&compiled.weighted_metrics).0,
             _ => outputs.weighted_of(name),
         };
         let own = outputs.loss_weights.iter().find(|(it, _)| it == name);
         let compiled = compiled.and_then(|compiled| compiled.loss_weights.first());
-        let weight = own.map(|(_, weight)| *weight);
+        let weight = own.map(|(_, weight)| *weight).or(trained_weight);
         let weight = weight.or(compiled.map(|(_, weight)| *weight));
         self.loss_weight = weight.filter(|weight| *weight != 1.0);
     }
@@ -411,12 +415,15 @@ impl Task {
         how: &Reading,
         source: Source,
         scale: &Scale,
+        trained: &[NamedInput],
     ) -> Result<(Self, TrainTest), TaskError> {
         let (dataset, held_out) = (options.dataset.clone(), options.validation_split);
         // Bytes are scaled as the model wants them, which needs no size to be known.
         let spec = source.spec(1, 1)?;
         if spec.inputs.len() > 1 || spec.outputs.len() > 1 {
+            checks::no_texts(&spec)?;
             let named = Named::of(&spec, &options.reading.columns, options.scale);
+            let named = named.as_trained(trained);
             let data = dataset.read_named(&named, how, true)?;
             return Self::of_named(options, source, scale, data);
         }
@@ -455,6 +462,8 @@ impl Task {
         let mut task = parts.build()?;
         task.remarks.extend(remarks);
         let plan = &task.plan;
+        several::check_names(&options.outputs, plan)?;
+        checks::no_columns(&options.reading.columns, plan)?;
         let model = (plan.name.as_str(), plan.head(), plan.output().elements());
         let loss = loss::resolved(asked, model, targets)?;
         if loss::wants_head(&loss) {
@@ -869,6 +878,13 @@ impl Task {
             .collect();
         Ok(task)
     }
+}
+
+/// The factor of the loss of a run with one output; older checkpoints do not say it.
+fn stored_loss_weight(stored: &Value) -> Option<f64> {
+    // One that is not kept is 1.
+    let weight = stored.get("loss_weight")?;
+    Some(weight.as_f64().unwrap_or(1.0))
 }
 
 /// The options with what a run that goes on has, where they do not say it.

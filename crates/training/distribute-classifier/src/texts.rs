@@ -2,10 +2,11 @@
 //! Keras by the layer that reads them.
 
 use distribute_keras::{ModelSpec, TextInput};
-use distribute_readers::{Array, Examples, Features, Labels, ReadError, Values};
+use distribute_readers::{Array, Examples, Values};
 use serde_json::{Value, json};
 
 use crate::error::TaskError;
+use crate::numbered::with_numbers;
 use crate::vocabulary::Vocabulary;
 
 /// How long a text may be where the model does not say it, in numbers.
@@ -99,29 +100,4 @@ fn each_row(
         each(input.encode(&[text])?);
     }
     Ok(())
-}
-
-/// The examples with these numbers in place of their texts.
-pub(crate) fn with_numbers(examples: &Examples, numbers: Array) -> Result<Examples, ReadError> {
-    let all: Vec<usize> = (0..examples.len()).collect();
-    let numbers = Features::Numbers(numbers);
-    if !examples.is_labelled() {
-        return Examples::new(examples.name(), numbers, Labels::Absent(all.len()));
-    }
-    let encoded = match examples.classes() {
-        Some(classes) => {
-            let labels = Labels::Classes(examples.labels_i64(&all)?);
-            let encoded = Examples::new(examples.name(), numbers, labels)?;
-            encoded.with_classes(classes)?
-        }
-        None => {
-            let shape = [&[all.len()], examples.label_shape()].concat();
-            let values = Array::new(shape, Values::F32(examples.labels_f32(&all)?))?;
-            Examples::new(examples.name(), numbers, Labels::Numbers(values))?
-        }
-    };
-    if examples.is_weighted() {
-        return encoded.with_weights(examples.weights_f32(&all)?);
-    }
-    Ok(encoded)
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use distribute_readers::{Array, Examples, ReadError, Values};
 use serde_json::{Value, json};
 
-use crate::texts::with_numbers;
+use crate::numbered::with_numbers;
 
 /// Tokens that are not words.
 const PADDING: i32 = 0;

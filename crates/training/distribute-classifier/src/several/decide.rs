@@ -1,7 +1,7 @@
 //! What is computed of each output: its targets, its loss and its metrics.
 
 use distribute_data::KerasMetric;
-use distribute_keras::{Compiled, Head, OfOutput, Plan, PlannedOutput};
+use distribute_keras::{Compiled, CompiledMetric, OfOutput, Plan, PlannedOutput};
 use serde_json::Value;
 
 use super::OutputTask;
@@ -29,7 +29,7 @@ pub(crate) fn decided(
     plan: &Plan,
     widths: &[usize],
 ) -> Result<Vec<OutputTask>, TaskError> {
-    check_names(asked, plan)?;
+    check_names(asked.outputs, plan)?;
     let heads = plan.heads().zip(widths);
     let mut first = 0;
     let outputs = plan.outputs.iter().zip(heads).enumerate();
@@ -42,7 +42,9 @@ pub(crate) fn decided(
             let targets = targets(place);
             let features = output.shape.features();
             let loss = loss::resolved(loss, (&name, head, features), targets)?;
-            let metrics = metrics_of(asked, position, output, head, &loss, targets);
+            let metrics = metrics_of(asked, plan, position, output, || {
+                loss::usual_metric(&loss, head, targets)
+            });
             Ok(OutputTask {
                 name: output.name.clone(),
                 shape: output.shape.dims(),
@@ -51,7 +53,7 @@ pub(crate) fn decided(
                     loss,
                     weight: weight_of(asked, position, output),
                     metrics,
-                    weighted_metrics: weighted_of(asked, position, output),
+                    weighted_metrics: weighted_of(asked, plan, position, output),
                     outputs: features,
                     target: Some(place),
                 },
@@ -108,9 +110,13 @@ fn described(plan: &Plan, output: &PlannedOutput) -> String {
     }
 }
 
-fn check_names(asked: &Asked<'_>, plan: &Plan) -> Result<(), TaskError> {
+/// Refuses what is asked for by a name of no output.
+///
+/// # Errors
+/// [`TaskError::NamedData`] with the names that there are.
+pub(crate) fn check_names(asked: &OutputOptions, plan: &Plan) -> Result<(), TaskError> {
     let known = |name: &str| plan.outputs.iter().any(|output| output.name == name);
-    let unknown = asked.outputs.names().find(|name| !known(name));
+    let unknown = asked.names().find(|name| !known(name));
     let Some(name) = unknown else {
         return Ok(());
     };
@@ -134,6 +140,17 @@ fn place(
     width: usize,
 ) -> Result<TargetPlace, TaskError> {
     let (elements, features) = (output.shape.elements(), output.shape.features());
+    if elements > features && plan.is_masked(output.value) {
+        return Err(TaskError::NamedData {
+            model: plan.name.clone(),
+            what: format!(
+                "the output {} is masked: Keras leaves its padding out of the loss and the \
+                 metrics, which is not supported here; leave out `Masking` or `mask_zero=True`, or \
+                 train it by a step of your own",
+                output.name
+            ),
+        });
+    }
     let is_class = features > 1 && width * features == elements;
     if is_class || width == elements {
         return Ok(TargetPlace {
@@ -202,7 +219,18 @@ fn loss_of(
         Some((name, compiled.loss_arguments.as_slice()))
     };
     let Some((name, arguments)) = each.or_else(one) else {
-        return Ok(None);
+        if compiled.losses.is_empty() {
+            return Ok(None);
+        }
+        return Err(TaskError::NamedData {
+            model: plan.name.clone(),
+            what: format!(
+                "the output {} was compiled without a loss, which is not supported; choose one by \
+                 `OutputOptions::losses`, with a factor of 0 in `OutputOptions::loss_weights` if \
+                 nothing is to be learned of it",
+                output.name
+            ),
+        });
     };
     let outputs = output.shape.features();
     loss::of_compiled(name, arguments, &described(plan, output), outputs).map(Some)
@@ -224,11 +252,10 @@ fn weight_of(asked: &Asked<'_>, position: usize, output: &PlannedOutput) -> Opti
 
 fn metrics_of(
     asked: &Asked<'_>,
+    plan: &Plan,
     position: usize,
     output: &PlannedOutput,
-    head: Head,
-    loss: &LossName,
-    targets: TargetsName,
+    usual: impl FnOnce() -> KerasMetric,
 ) -> Vec<KerasMetric> {
     let own = asked.outputs.metrics_of(&output.name);
     if !own.is_empty() {
@@ -241,16 +268,30 @@ fn metrics_of(
     if let Some(compiled) = compiled
         && !compiled.metrics.is_empty()
     {
-        let each = compiled_for(&compiled.output_metrics, position, output);
-        let one = (compiled.output_metrics.is_empty()).then_some(&compiled.metrics);
-        let names = each.or(one).map_or(&[][..], Vec::as_slice);
+        let each = &compiled.output_metrics;
+        let names = names_of(each, &compiled.metrics, plan, position, output);
         return loss::known_metrics(names).0;
     }
     let is_said = !asked.outputs.metrics.is_empty() || compiled.is_some_and(is_compiled);
     if is_said {
         return Vec::new();
     }
-    vec![loss::usual_metric(loss, head, targets)]
+    vec![usual()]
+}
+
+/// The metrics that a model was compiled with for an output. A list for the only output is all of
+/// its metrics, and not one metric for each output.
+fn names_of<'a>(
+    each: &'a [(OfOutput, Vec<CompiledMetric>)],
+    all: &'a [CompiledMetric],
+    plan: &Plan,
+    position: usize,
+    output: &PlannedOutput,
+) -> &'a [CompiledMetric] {
+    if plan.outputs.len() == 1 || each.is_empty() {
+        return all;
+    }
+    compiled_for(each, position, output).map_or(&[], Vec::as_slice)
 }
 
 /// Whether a loss for several outputs is given, so that Keras measures nothing else.
@@ -258,16 +299,19 @@ fn is_compiled(compiled: &Compiled) -> bool {
     !compiled.losses.is_empty()
 }
 
-fn weighted_of(asked: &Asked<'_>, position: usize, output: &PlannedOutput) -> Vec<KerasMetric> {
+fn weighted_of(
+    asked: &Asked<'_>,
+    plan: &Plan,
+    position: usize,
+    output: &PlannedOutput,
+) -> Vec<KerasMetric> {
     if !asked.outputs.weighted_metrics.is_empty() {
         return asked.outputs.weighted_of(&output.name);
     }
     let Some(compiled) = asked.compiled else {
         return Vec::new();
     };
-    let each = compiled_for(&compiled.output_weighted_metrics, position, output);
-    let one = compiled.output_weighted_metrics.is_empty();
-    let one = one.then_some(&compiled.weighted_metrics);
-    let names = each.or(one).map_or(&[][..], Vec::as_slice);
+    let each = &compiled.output_weighted_metrics;
+    let names = names_of(each, &compiled.weighted_metrics, plan, position, output);
     loss::known_metrics(names).0
 }

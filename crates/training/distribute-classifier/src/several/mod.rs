@@ -6,11 +6,12 @@ mod arrays;
 mod columns;
 mod decide;
 mod named;
+mod read;
 
 use distribute_keras::{ModelSpec, Plan, PlannedOutput};
 use serde_json::{Value, json};
 
-pub(crate) use decide::{Asked, decided, restored};
+pub(crate) use decide::{Asked, check_names, decided, restored};
 pub(crate) use named::{Named, NamedData, NamedInput};
 
 use crate::loss_name::LossName;

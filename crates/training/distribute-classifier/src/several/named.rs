@@ -1,11 +1,9 @@
 //! The data of inputs and outputs by their names.
 
 use distribute_keras::ModelSpec;
-use distribute_readers::{Array, CsvHeader, CsvOptions, Examples, TrainTest, Values};
+use distribute_readers::{Array, Examples, TrainTest, Values};
 use serde_json::{Value, json};
 
-use super::{arrays, columns};
-use crate::dataset_name::DatasetName;
 use crate::error::TaskError;
 use crate::names::ScaleName;
 use crate::split::Parts;
@@ -116,38 +114,22 @@ impl Named {
                 .collect(),
             chosen: chosen.to_vec(),
             bytes: match scale {
-                Some(ScaleName::None) => 1.0,
-                Some(ScaleName::By255) => 255.0,
+                Some(ScaleName::None | ScaleName::By255) => 1.0,
                 _ if rescales => 1.0,
                 _ => 255.0,
             },
-            all: match scale {
-                Some(ScaleName::None) => Some(1.0),
-                Some(ScaleName::By255) => Some(255.0),
-                _ => None,
-            },
+            // A scale that is asked for is applied to all values once they are read.
+            all: scale.filter(|it| *it != ScaleName::Auto).map(|_| 1.0),
         }
     }
 
-    /// Refuses a name of what is neither an input nor an output.
-    fn check_chosen(&self) -> Result<(), TaskError> {
-        let known = || {
-            self.inputs
-                .iter()
-                .map(|input| &input.name)
-                .chain(&self.outputs)
-        };
-        let unknown = self
-            .chosen
-            .iter()
-            .find(|(name, _)| !known().any(|it| it == name));
-        match unknown {
-            None => Ok(()),
-            Some((name, _)) => Err(self.error(format!(
-                "there is no input or output {name}, but {}",
-                known().cloned().collect::<Vec<_>>().join(", ")
-            ))),
+    /// Bytes of an input are divided as in the training of these, unless a scale is asked for.
+    pub(crate) fn as_trained(mut self, trained: &[NamedInput]) -> Self {
+        for input in &mut self.inputs {
+            let same = trained.iter().find(|it| it.name == input.name);
+            input.divisor = same.and_then(|it| it.divisor);
         }
+        self
     }
 
     /// What was named for an input or an output.
@@ -171,28 +153,6 @@ impl Named {
             (None, Some(decided), true) => decided,
             (None, _, true) => self.bytes,
             (None, ..) => 1.0,
-        }
-    }
-
-    /// Reads the data set; without labels if they are not wanted.
-    pub(crate) fn read(
-        &self,
-        dataset: &DatasetName,
-        table: &CsvOptions,
-        is_labelled: bool,
-    ) -> Result<NamedData, TaskError> {
-        self.check_chosen()?;
-        match dataset {
-            DatasetName::Csv(_, CsvHeader::Absent) => Err(self.error(format!(
-                "the columns of {dataset} have no names, by which inputs and outputs are found; \
-                 give it a header"
-            ))),
-            DatasetName::Csv(path, _) => columns::read(self, path, table, is_labelled),
-            DatasetName::Npz(path) => arrays::read(self, path, is_labelled),
-            other => Err(self.error(format!(
-                "{other} has one array of inputs and one of labels; name csv:FILE, with columns, \
-                 or npz:FILE, with arrays, that are called as the inputs and outputs"
-            ))),
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use distribute_classifier::{
-    Batch, Classified, OptimizerOptions, OutputOptions, Task, TaskError, TaskOptions, objective,
+    Batch, Classified, OptimizerOptions, OutputOptions, ScaleName, Task, TaskError, TaskOptions,
+    objective,
 };
 use distribute_core::{MirroredStrategy, Policy, StrategyExt};
 use distribute_data::{Batching, StrategyDataExt};
@@ -172,4 +173,85 @@ fn data_without_an_input_or_output_says_which() {
     let (task, data) = error.unwrap();
     assert_eq!(data.train.feature_shape(), [3]);
     assert_eq!(task.loss_text().matches('=').count(), 2);
+}
+
+#[test]
+fn an_output_compiled_without_a_loss_wants_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = std::fs::read(file("lists.keras")).unwrap();
+    let model = distribute_keras::model_file(bytes, "lists").unwrap();
+    let path = folder.path().join("lists.json");
+    assert!(model.text.contains(r#", "mae"]"#), "{}", model.text);
+    let text = model.text.replace(r#", "mae"]"#, ", null]");
+    std::fs::write(&path, text).unwrap();
+    let mut options = options("lists");
+    options.model = Some(path.display().to_string());
+    let error = Task::open(&options, None).unwrap_err().to_string();
+    assert!(
+        error.contains("output size was compiled without a loss"),
+        "{error}"
+    );
+    options.outputs.losses = vec![("size".to_string(), "mse".parse().unwrap())];
+    let (task, _) = Task::open(&options, None).unwrap();
+    assert!(
+        task.loss_text().contains("size=mse"),
+        "{}",
+        task.loss_text()
+    );
+}
+
+#[test]
+fn names_of_no_output_are_refused_for_a_model_with_one() {
+    let outputs = OutputOptions {
+        loss_weights: vec![("typo".to_string(), 3.0)],
+        ..OutputOptions::default()
+    };
+    let mut options = TaskOptions {
+        outputs,
+        ..TaskOptions::default()
+    };
+    let error = Task::open(&options, None).unwrap_err().to_string();
+    assert!(error.contains("there is no output typo"), "{error}");
+    options.outputs = OutputOptions::default();
+    options.reading.columns = vec![("x".to_string(), vec!["a".to_string()])];
+    let error = Task::open(&options, None).unwrap_err().to_string();
+    assert!(error.contains("names the data of x"), "{error}");
+}
+
+#[test]
+fn an_output_of_one_is_measured_by_its_name() {
+    let (plain, _) = Task::open(&TaskOptions::default(), None).unwrap();
+    let name = plain.plan.outputs[0].name.clone();
+    let outputs = OutputOptions {
+        losses: vec![(name.clone(), "mse".parse().unwrap())],
+        metrics: vec![(name, "mae".parse().unwrap())],
+        ..OutputOptions::default()
+    };
+    let options = TaskOptions {
+        outputs,
+        ..TaskOptions::default()
+    };
+    let (task, _) = Task::open(&options, None).unwrap();
+    assert_eq!(
+        (task.loss_text(), task.metrics_text()),
+        ("mse".into(), "mae".into())
+    );
+}
+
+#[test]
+fn a_scale_that_is_asked_for_divides_once() {
+    let first = |scale| {
+        let options = TaskOptions {
+            scale,
+            ..options("towers")
+        };
+        let (_, data) = Task::open(&options, None).unwrap();
+        data.train.features_f32(&[0]).unwrap()
+    };
+    let plain = first(None);
+    assert_eq!(first(Some(ScaleName::None)), plain);
+    let divided = first(Some(ScaleName::By255));
+    for (plain, divided) in plain.iter().zip(divided) {
+        assert!((plain / 255.0 - divided).abs() < 1e-7, "{plain} {divided}");
+    }
 }
