@@ -2,7 +2,7 @@
 //! for programmers, but users of this program set flags.
 
 /// Texts of the libraries, and their replacements.
-const NAMES: [(&str, &str); 44] = [
+const NAMES: [(&str, &str); 46] = [
     (
         "raise `ServerOptions::coordinator_timeout`",
         "raise --rendezvous-timeout",
