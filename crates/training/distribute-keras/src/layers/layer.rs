@@ -150,8 +150,8 @@ pub(crate) trait KerasLayer: fmt::Debug {
         self.tokens().is_some() || self.reads_texts().is_some()
     }
 
-    /// The weights of the numbers of its vocabulary, which are no weights of a model, but stand among
-    /// them in a file (Keras: `output_mode="tf_idf"`).
+    /// The weights of the numbers of its vocabulary, which are no weights of a model, but stand
+    /// among them in a file (Keras: `output_mode="tf_idf"`).
     fn idf_weights(&self) -> Option<&[f64]> {
         None
     }

@@ -105,9 +105,9 @@ impl Plan {
         output.map_or(self.input(), |output| output.shape)
     }
 
-    /// Whether padding is left out of a value, which is numbered as [`PlannedOutput::value`]: whether
-    /// it has a mask in Keras (`get_keras_mask`), by an `Embedding` with `mask_zero` or a `Masking`.
-    /// Of an output with a mask Keras' losses and metrics leave the padding out.
+    /// Whether padding is left out of a value, which is numbered as [`PlannedOutput::value`]:
+    /// whether it has a mask in Keras (`get_keras_mask`), by an `Embedding` with `mask_zero` or a
+    /// `Masking`. Of an output with a mask Keras' losses and metrics leave the padding out.
     pub fn is_masked(&self, value: usize) -> bool {
         self.mask(value).is_some()
     }
