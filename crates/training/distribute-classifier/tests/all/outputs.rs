@@ -255,3 +255,70 @@ fn a_scale_that_is_asked_for_divides_once() {
         assert!((plain / 255.0 - divided).abs() < 1e-7, "{plain} {divided}");
     }
 }
+
+/// A model of Keras with these layers behind an input of three numbers.
+fn sequential(folder: &Path, layers: &str) -> String {
+    let path = folder.join("m.json");
+    let text = format!(
+        r#"{{"class_name": "Sequential", "config": {{"name": "m", "layers": [{{"class_name":
+           "InputLayer", "config": {{"batch_shape": [null, 3], "name": "x"}}}}, {layers}]}}}}"#
+    );
+    std::fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+/// Four examples of three numbers.
+fn rows(folder: &Path) -> String {
+    let path = folder.join("rows.csv");
+    std::fs::write(&path, "label,a,b,c\n0,1,2,0\n1,2,1,1\n1,0,1,2\n0,2,2,0\n").unwrap();
+    format!("csv:{}", path.display())
+}
+
+/// The last batch of one example leaves the second replica none.
+#[test]
+fn losses_on_outputs_count_on_replicas_without_examples() {
+    let folder = tempfile::tempdir().unwrap();
+    let losses = [(0.5, 1), (0.5, 2), (0.0, 2)].map(|(l2, replicas)| {
+        let dense = format!(
+            r#"{{"class_name": "Dense", "config": {{"units": 2, "activation": "softmax",
+               "activity_regularizer": {{"class_name": "L2", "config": {{"l2": {l2}}}}},
+               "name": "d"}}}}"#
+        );
+        let options = TaskOptions {
+            dataset: rows(folder.path()).parse().unwrap(),
+            model: Some(sequential(folder.path(), &dense)),
+            validation_split: Some(0.25),
+            ..TaskOptions::default()
+        };
+        let (task, data) = Task::open(&options, None).unwrap();
+        let strategy = MirroredStrategy::builder().replicas(replicas);
+        let strategy = strategy.build().unwrap();
+        let train = Classified::weighted(data.train);
+        let train = strategy
+            .distribute_dataset(train, Batching::global(2))
+            .unwrap();
+        let optimizer = OptimizerOptions::default();
+        let state = strategy.try_scope(|device| Ok(task.state(optimizer.build()?, 1, device)?));
+        let mut state = state.unwrap();
+        let of_examples = objective(Policy::float32(), task.measured());
+        let history = Fit::new(&strategy).run(&mut state, &train, of_examples);
+        history.unwrap().epochs[0].logs.get("loss").unwrap()
+    });
+    assert!((losses[0] - losses[1]).abs() < 1e-5, "{losses:?}");
+    assert!(losses[1] > losses[2] + 0.1, "{losses:?}");
+}
+
+#[test]
+fn a_masked_output_of_steps_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let layers = r#"{"class_name": "Embedding", "config": {"input_dim": 4, "output_dim": 2,
+        "mask_zero": true, "name": "e"}}, {"class_name": "Dense", "config": {"units": 1,
+        "name": "d"}}"#;
+    let options = TaskOptions {
+        dataset: rows(folder.path()).parse().unwrap(),
+        model: Some(sequential(folder.path(), layers)),
+        ..TaskOptions::default()
+    };
+    let error = Task::open(&options, None).unwrap_err().to_string();
+    assert!(error.contains("the output d is masked"), "{error}");
+}
