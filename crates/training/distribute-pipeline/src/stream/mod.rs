@@ -534,7 +534,7 @@ pub trait Stream: Send {
     }
 
     /// Reads up to `elements` elements ahead on a thread, or as many as waiting shows to be useful
-    /// ([`AUTOTUNE`](crate::AUTOTUNE)) (TensorFlow: `prefetch`).
+    /// ([`AUTOTUNE`]) (TensorFlow: `prefetch`).
     fn prefetch(self, elements: i64) -> Prefetch<Self>
     where
         Self: Sized + 'static,
