@@ -49,7 +49,7 @@ fn is_zlib(method: u8, flags: u8) -> bool {
     method & 15 == 8
         && method >> 4 < 8
         && !has_dictionary
-        && u16::from_be_bytes([method, flags]) % 31 == 0
+        && u16::from_be_bytes([method, flags]).is_multiple_of(31)
 }
 
 /// The bytes of a file behind its compression.

@@ -206,7 +206,7 @@ fn shaped(
 fn sequence(key: &str, shape: &[usize], values: Values) -> Result<Parsed, ParseError> {
     let stride = count(shape);
     let found = values.len();
-    if stride == 0 || found % stride != 0 {
+    if stride == 0 || !found.is_multiple_of(stride) {
         return Err(ParseError::Stride {
             key: key.to_string(),
             stride,

@@ -42,7 +42,7 @@ impl<S: Stream> Cache<S> {
 }
 
 impl<S: Stream<Item: SavedItem + Clone>> Cache<S> {
-    fn from_input(&mut self) -> Result<Option<S::Item>> {
+    fn read_input(&mut self) -> Result<Option<S::Item>> {
         // A pass that had an error is not whole.
         let item = self.input.next().inspect_err(|_| self.fills = false)?;
         let Some(item) = item else {
@@ -74,7 +74,7 @@ impl<S: Stream<Item: SavedItem + Clone>> Stream for Cache<S> {
             let place = usize::try_from(self.next).ok();
             place.and_then(|place| self.kept.get(place)).cloned()
         } else {
-            self.from_input()?
+            self.read_input()?
         };
         self.next += u64::from(item.is_some());
         Ok(item)
@@ -116,7 +116,7 @@ impl<S: Stream<Item: SavedItem + Clone>> Stream for Cache<S> {
             self.fills = next == 0;
         } else {
             self.start(0)?;
-            while self.from_input()?.is_some() {}
+            while self.read_input()?.is_some() {}
             if next > self.kept.len() as u64 {
                 return Err(state.fault("the input has fewer elements than before"));
             }

@@ -216,7 +216,7 @@ impl Reader {
 
 impl<S: Stream<Item: SavedItem>> CacheFile<S> {
     /// A pass that had an error is not whole, and leaves no file.
-    fn from_input(&mut self) -> Result<Option<S::Item>> {
+    fn read_input(&mut self) -> Result<Option<S::Item>> {
         self.read_and_keep().inspect_err(|_| {
             self.mode = Mode::Input(None);
             self.fills = false;
@@ -259,7 +259,7 @@ impl<S: Stream<Item: SavedItem>> Stream for CacheFile<S> {
         }
         match &mut self.mode {
             Mode::File(reader) => reader.next(&self.path),
-            _ => self.from_input(),
+            _ => self.read_input(),
         }
     }
 
