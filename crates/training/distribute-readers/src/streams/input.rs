@@ -106,7 +106,7 @@ impl Place {
         self.files.get(self.last?).cloned()
     }
 
-    pub(crate) fn to_file(&mut self, file: usize) {
+    pub(crate) fn go_to_file(&mut self, file: usize) {
         (self.file, self.element, self.offset) = (file, 0, 0);
     }
 

@@ -141,7 +141,7 @@ impl TarSamples {
 
     fn next_file(&mut self) {
         (self.input, self.pending) = (None, None);
-        self.place.to_file(self.place.file + 1);
+        self.place.go_to_file(self.place.file + 1);
     }
 }
 
@@ -195,7 +195,7 @@ impl Stream for TarSamples {
 
     fn start(&mut self, _: u64) -> Result<()> {
         (self.input, self.pending) = (None, None);
-        self.place.to_file(0);
+        self.place.go_to_file(0);
         self.place.last = None;
         self.bad.start(0);
         Ok(())

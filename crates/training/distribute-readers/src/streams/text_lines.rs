@@ -139,7 +139,7 @@ impl Stream for TextLines {
                 Ok(Some(line)) => return Ok(Some(line)),
                 Ok(None) => {
                     self.input = None;
-                    self.place.to_file(self.place.file + 1);
+                    self.place.go_to_file(self.place.file + 1);
                 }
                 Err(Fault::NotText) => self.skip_line("is not UTF-8; convert the file")?,
                 Err(_) => {
@@ -152,7 +152,7 @@ impl Stream for TextLines {
 
     fn start(&mut self, _: u64) -> Result<()> {
         self.input = None;
-        self.place.to_file(0);
+        self.place.go_to_file(0);
         self.place.last = None;
         self.bad.start(0);
         Ok(())

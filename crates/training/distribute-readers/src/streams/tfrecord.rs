@@ -155,7 +155,7 @@ impl TfRecordStream {
 
     fn next_file(&mut self) {
         self.reader = None;
-        self.place.to_file(self.place.file + 1);
+        self.place.go_to_file(self.place.file + 1);
     }
 }
 
@@ -187,7 +187,7 @@ impl Stream for TfRecordStream {
 
     fn start(&mut self, _: u64) -> Result<()> {
         self.reader = None;
-        self.place.to_file(0);
+        self.place.go_to_file(0);
         self.place.last = None;
         self.bad.start(0);
         Ok(())
