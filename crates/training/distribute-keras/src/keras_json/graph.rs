@@ -197,9 +197,7 @@ impl Reader<'_> {
         if turned.is_none() {
             return Ok(Kind::Layer(layer));
         }
-        let keepdims = outer.get("config").map(|config| &config["keepdims"]);
-        let ends = class == "Flatten"
-            || class.starts_with("Global") && keepdims != Some(&Value::Bool(true));
+        let (from, to) = axes_of_channels(class, outer);
         let mut moved = |name: String, from, to| {
             self.all.push(NamedLayer {
                 name,
@@ -210,18 +208,10 @@ impl Reader<'_> {
             });
             self.all.len() - 1
         };
-        // Of a sequence of images the steps stand before the channels.
-        let of_steps = class.starts_with("ConvLSTM");
-        let sequences = outer
-            .get("config")
-            .map(|config| &config["return_sequences"]);
-        let gives_steps = of_steps && sequences == Some(&Value::Bool(true));
-        let axis = |has_steps| if has_steps { 2 } else { 1 };
-        let (from, to) = (axis(of_steps), axis(gives_steps));
         Ok(Kind::Turned {
             before: moved(format!("{name}[channels last]"), from, -1),
             layer,
-            after: (!ends).then(|| moved(format!("{name}[channels first]"), -1, to)),
+            after: to.map(|to| moved(format!("{name}[channels first]"), -1, to)),
         })
     }
 
@@ -436,4 +426,16 @@ fn check_model(class: &str, config: &Value, file: File<'_>) -> Result<bool, Mode
         }
         other => other,
     })
+}
+
+/// Where a layer with `channels_first` has the channels of its input, and of its output; none there
+/// if that has no axes beside them.
+fn axes_of_channels(class: &str, outer: &Object) -> (i64, Option<i64>) {
+    let option = |name: &str| outer.get("config").is_some_and(|it| it[name] == true);
+    let ends = class == "Flatten" || class.starts_with("Global") && !option("keepdims");
+    // Of a sequence of images the steps stand before the channels.
+    let of_steps = class.starts_with("ConvLSTM");
+    let axis = |has_steps| if has_steps { 2 } else { 1 };
+    let to = axis(of_steps && option("return_sequences"));
+    (axis(of_steps), (!ends).then_some(to))
 }

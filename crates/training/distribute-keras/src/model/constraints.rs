@@ -179,7 +179,7 @@ impl<'a> Here<'a> {
             stride /= (*extent).max(1);
             let mut axes = BTreeSet::new();
             for (index, position) in self.positions.iter().enumerate() {
-                if stride > 0 && (index / stride) % extent > 0 {
+                if stride > 0 && !(index / stride).is_multiple_of(*extent) {
                     axes.extend(self.differing(self.positions[index - stride], *position));
                 }
             }
