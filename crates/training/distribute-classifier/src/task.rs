@@ -423,7 +423,7 @@ impl Task {
         if spec.inputs.len() > 1 || spec.outputs.len() > 1 {
             checks::no_texts(&spec)?;
             let named = Named::of(&spec, &options.reading.columns, options.scale);
-            let named = named.as_trained(trained);
+            let named = named.with_divisors_of(trained);
             let data = dataset.read_named(&named, how, true)?;
             return Self::of_named(options, source, scale, data);
         }
@@ -440,11 +440,8 @@ impl Task {
         let remarks = inputs::remarks(&data, &dataset)?;
         // Tokens have no names.
         let class_names = data.train.class_names().to_vec();
-        let texts = if data.train.is_text() {
-            Some(Texts::of(&data.train, &spec)?)
-        } else {
-            None
-        };
+        let is_text = data.train.is_text();
+        let texts = is_text.then(|| Texts::of(&data.train, &spec)).transpose()?;
         if let Some(texts) = &texts {
             data.train = texts.encode(&data.train, &spec)?;
             data.test = texts.encode(&data.test, &spec)?;

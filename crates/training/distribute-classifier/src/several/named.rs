@@ -124,7 +124,7 @@ impl Named {
     }
 
     /// Bytes of an input are divided as in the training of these, unless a scale is asked for.
-    pub(crate) fn as_trained(mut self, trained: &[NamedInput]) -> Self {
+    pub(crate) fn with_divisors_of(mut self, trained: &[NamedInput]) -> Self {
         for input in &mut self.inputs {
             let same = trained.iter().find(|it| it.name == input.name);
             input.divisor = same.and_then(|it| it.divisor);
