@@ -157,7 +157,7 @@ fn data_without_an_input_or_output_says_which() {
                 (name.to_string(), columns.collect())
             })
             .collect();
-        Task::open(&options, None)
+        Task::open(&options, None).map_err(Box::new)
     };
     let error = with(&[]).unwrap_err().to_string();
     assert!(error.contains("no column belongs to size"), "{error}");
