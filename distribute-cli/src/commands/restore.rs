@@ -138,7 +138,7 @@ fn chosen(
     path: &Path,
     purpose: Purpose,
 ) -> Result<Chosen, Failure> {
-    let how = task.how(&data.reading())?;
+    let how = task.how(&data.reading(), data.scale)?;
     let error = match labelled(task, &how, path, purpose) {
         Ok(parts) => {
             // Before the split, the examples were scaled as in training.

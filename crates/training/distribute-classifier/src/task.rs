@@ -686,8 +686,13 @@ impl Task {
         self.dataset.to_string() == self.trained_on && same_folder
     }
 
-    /// How other data is read for this model, where the options do not say it.
-    pub fn how(&self, options: &ReadingOptions) -> Result<Reading, TaskError> {
+    /// How other data is read for this model, where the options do not say it. `scale` is what
+    /// [`scaled`](Self::scaled) is asked for: then nothing is divided before.
+    pub fn how(
+        &self,
+        options: &ReadingOptions,
+        scale: Option<ScaleName>,
+    ) -> Result<Reading, TaskError> {
         let mut options = options.clone();
         let trained: Option<DatasetName> = self.trained_on.parse().ok();
         let same_kind = trained.is_some_and(|trained| trained.kind() == self.dataset.kind());
@@ -697,7 +702,7 @@ impl Task {
         }
         let mut how = Reading::new(&options, &self.dataset, self.is_text())?;
         how.targets = self.targets;
-        how.named = self.named(&options);
+        how.named = self.named(&options, scale);
         how.class_names = self.class_names.clone();
         if options.color_mode.is_none() && self.dataset.is_images() {
             // A picture alone does not say what the others were.
@@ -726,12 +731,12 @@ impl Task {
     }
 
     /// What other data is read by, for a model with several inputs or outputs.
-    fn named(&self, options: &ReadingOptions) -> Option<Named> {
+    fn named(&self, options: &ReadingOptions, scale: Option<ScaleName>) -> Option<Named> {
         let several = self.several.as_ref()?;
         let is_named = several.inputs.len() > 1 || several.outputs.len() > 1;
         is_named.then(|| Named {
             inputs: several.named_inputs(&self.spec),
-            ..Named::of(&self.spec, &options.columns, None)
+            ..Named::of(&self.spec, &options.columns, scale)
         })
     }
 

@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use distribute_classifier::{
-    Batch, Classified, OptimizerOptions, OutputOptions, ScaleName, Task, TaskError, TaskOptions,
-    objective,
+    Batch, Classified, OptimizerOptions, OutputOptions, ReadingOptions, ScaleName, Task, TaskError,
+    TaskOptions, objective,
 };
 use distribute_core::{MirroredStrategy, Policy, StrategyExt};
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_fit::{Fit, StepContext, predict};
 use distribute_keras::{Mode, Model};
+use distribute_readers::{Array, Values, write_npz};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -254,6 +255,45 @@ fn a_scale_that_is_asked_for_divides_once() {
     for (plain, divided) in plain.iter().zip(divided) {
         assert!((plain / 255.0 - divided).abs() < 1e-7, "{plain} {divided}");
     }
+}
+
+/// Bytes are divided as in training, or by the scale that other data is read with: never by both.
+#[test]
+fn other_data_is_divided_once_by_the_scale_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bytes.npz");
+    let floats = |count| Values::F32(vec![0.5; count]);
+    let bytes: Vec<u8> = (0..30).map(|byte| byte * 8).collect();
+    let arrays = [
+        ("x", Array::new(vec![10, 3], Values::U8(bytes.clone()))),
+        ("kind", Array::new(vec![10, 4], floats(40))),
+        ("size", Array::new(vec![10, 1], floats(10))),
+    ]
+    .map(|(name, array)| (name, array.unwrap()));
+    let arrays = arrays.each_ref().map(|(name, array)| (*name, array));
+    std::fs::write(&path, write_npz(&arrays).unwrap()).unwrap();
+    let options = TaskOptions {
+        dataset: format!("npz:{}", path.display()).parse().unwrap(),
+        ..options("lists")
+    };
+    let (task, data) = Task::open(&options, None).unwrap();
+    let all: Vec<usize> = (0..10).collect();
+    let trained = data.train.features_f32(&[0]).unwrap();
+    assert!(trained.iter().all(|value| *value <= 1.0), "{trained:?}");
+    let read = |scale| {
+        let how = task.how(&ReadingOptions::default(), scale).unwrap();
+        let examples = task.dataset.read_unlabelled(&how).unwrap();
+        task.scaled(examples, scale).features_f32(&all).unwrap()
+    };
+    let by = |divisor: f32| -> Vec<f32> {
+        bytes
+            .iter()
+            .map(|byte| f32::from(*byte) / divisor)
+            .collect()
+    };
+    assert_eq!(read(None), by(255.0));
+    assert_eq!(read(Some(ScaleName::By255)), by(255.0));
+    assert_eq!(read(Some(ScaleName::None)), by(1.0));
 }
 
 /// A model of Keras with these layers behind an input of three numbers.
