@@ -11,7 +11,7 @@ use distribute_data::KerasMetric;
 pub(crate) struct MetricList(pub(crate) Vec<(Option<String>, KerasMetric)>);
 
 impl MetricList {
-    /// Those of all outputs, if there are some.
+    /// The metrics of all outputs, if there are some.
     pub(crate) fn of_all(&self) -> Option<Vec<KerasMetric>> {
         let all = self.0.iter().filter(|(output, _)| output.is_none());
         let all: Vec<KerasMetric> = all.map(|(_, metric)| *metric).collect();

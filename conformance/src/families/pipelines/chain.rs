@@ -218,7 +218,7 @@ fn several(input: Chain, name: &str, value: &Value) -> Built {
     })
 }
 
-/// x to the numbers from 100 x on, so many.
+/// x to `count` numbers from 100 x on.
 fn inner(count: impl Fn(i64) -> i64) -> impl Fn(Element) -> Chain {
     move |x| {
         let x = x.integer().unwrap_or(0);

@@ -13,7 +13,7 @@ type Target = (&'static str, fn(&[u8]));
 /// The targets by their names.
 pub const TARGETS: [Target; 2] = [("tfrecord", tfrecord), ("tf_example", tf_example)];
 
-/// A file of records: those of a plain file are the bytes of its start.
+/// A file of records; a plain one begins with the bytes themselves.
 pub fn tfrecord(bytes: &[u8]) {
     for kind in [None, Some(Compression::Plain), Some(Compression::Zlib)] {
         let Ok(mut reader) = RecordReader::new(bytes, "a", kind) else {

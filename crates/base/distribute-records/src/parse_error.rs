@@ -66,7 +66,7 @@ pub enum ParseError {
         /// How many its shape has.
         expected: usize,
     },
-    /// The values of a sequence are no multiple of those of one array.
+    /// The number of values of a sequence is no multiple of the number in one array.
     #[error(
         "Error while parsing feature with key {key}: number of elements should be divisible by \
          {stride}, found {found} instead"

@@ -56,7 +56,7 @@ pub(crate) fn cut(
     })
 }
 
-/// Where the rows of so many values begin, and the last one ends.
+/// Where the rows with these numbers of values begin, and the last one ends.
 fn rows(partition: &RowPartition, numbers: &[i64], count: usize) -> Result<Vec<usize>, String> {
     let numbers = numbers.iter().map(|number| {
         let place = usize::try_from(*number);

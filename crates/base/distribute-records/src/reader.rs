@@ -75,7 +75,7 @@ impl<R: Read> RecordReader<R> {
         }
     }
 
-    /// Longer records are refused; by default those of more than 1 GiB.
+    /// Longer records are refused; the default limit is 1 GiB.
     #[must_use]
     pub fn max_record_bytes(mut self, limit: u64) -> Self {
         self.limit = limit;
@@ -178,7 +178,7 @@ impl<R: Read> RecordReader<R> {
         Ok(Some(bytes))
     }
 
-    /// Reads up to so many bytes: memory grows with what is there.
+    /// Reads at most this number of bytes: memory grows with what is there.
     fn take(&mut self, bytes: u64, to: &mut Vec<u8>) -> Result<(), RecordError> {
         let result = self.from.by_ref().take(bytes).read_to_end(to);
         result.map(drop).map_err(|source| self.unreadable(source))

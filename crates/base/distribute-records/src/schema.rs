@@ -95,7 +95,7 @@ impl From<Values> for Feature {
 }
 
 /// How a flat list is cut into rows: TensorFlow's `tf.io.RaggedFeature` partitions. The names are
-/// those of other features, of integers.
+/// names of other features, which hold integers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RowPartition {
@@ -109,7 +109,7 @@ pub enum RowPartition {
     Limits(String),
     /// The row of each value.
     RowIds(String),
-    /// Every row has so many values.
+    /// Every row has this number of values.
     Uniform(usize),
 }
 

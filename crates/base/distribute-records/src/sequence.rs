@@ -6,7 +6,7 @@ use crate::example::{Bad, entry, feature_bytes, features, features_bytes, map, m
 use crate::wire::{Fields, Value, put_bytes};
 use crate::{Feature, MessageError};
 
-/// `tf.train.SequenceExample`: the features of a sequence, and those of each of its steps.
+/// `tf.train.SequenceExample`: the features of a sequence, and the features of each step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SequenceExample {
     /// The features of the whole sequence.

@@ -17,8 +17,7 @@ pub struct Measured {
 /// What is computed of one output and its targets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredOutput {
-    /// The name that stands before those of its loss and metrics in the logs, of a model with
-    /// several outputs.
+    /// The prefix of its loss and metrics in the logs, if the model has several outputs.
     pub(crate) name: Option<String>,
     pub(crate) loss: LossName,
     /// The factor of its loss.

@@ -59,7 +59,7 @@ impl Cardinality {
         }
     }
 
-    /// That of `times` passes.
+    /// The cardinality of `times` passes.
     pub(crate) fn repeated(self, times: Count) -> Self {
         match (self, times) {
             (_, Count::Exactly(0)) | (Self::Known(0), _) => Self::Known(0),
@@ -70,7 +70,7 @@ impl Cardinality {
         }
     }
 
-    /// That of one stream after the other.
+    /// The cardinality of one stream after the other.
     pub(crate) fn followed_by(self, other: Self) -> Self {
         match (self, other) {
             (Self::Infinite, _) | (_, Self::Infinite) => Self::Infinite,
@@ -79,7 +79,7 @@ impl Cardinality {
         }
     }
 
-    /// That of streams that are read together, until one ends.
+    /// The cardinality of streams that are read together, until one ends.
     pub(crate) fn together_with(self, other: Self) -> Self {
         match (self, other) {
             (Self::Infinite, other) | (other, Self::Infinite) => other,
@@ -88,7 +88,7 @@ impl Cardinality {
         }
     }
 
-    /// That of the first elements.
+    /// The cardinality of the first elements.
     pub(crate) fn first(self, count: Count) -> Self {
         match (self, count) {
             (Self::Known(known), count) => Self::Known(count.of(known)),
@@ -97,7 +97,7 @@ impl Cardinality {
         }
     }
 
-    /// That of what comes behind the first elements.
+    /// The cardinality of what comes behind the first elements.
     pub(crate) fn without_first(self, count: Count) -> Self {
         match (self, count) {
             (Self::Unknown, _) => Self::Unknown,

@@ -3,7 +3,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
-/// The generator that `map_with_rng` hands to a function; the methods are those of `rand`.
+/// The generator that `map_with_rng` hands to a function, with the methods of `rand`.
 pub type ElementRng = ChaCha8Rng;
 
 /// The generator of one element: ChaCha8 whose key is (seed, epoch, index), so that an element's

@@ -45,7 +45,7 @@ impl<S: Source> Cache<S> {
     }
 }
 
-/// Room for so many elements, if there is.
+/// Room for this number of elements, if there is.
 fn places<T>(count: u64) -> Result<Vec<OnceLock<T>>> {
     let mut places = Vec::new();
     let reserved = usize::try_from(count)

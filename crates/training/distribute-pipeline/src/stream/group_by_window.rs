@@ -8,7 +8,7 @@ use crate::{PipelineError, Result, State};
 
 const STAGE: &str = "group_by_window";
 
-/// [`Stream::group_by_window`]: a list and its key, as soon as so many elements have the key; at
+/// [`Stream::group_by_window`]: a list and its key, as soon as enough elements have it; at
 /// the end the lists that are not full, in the order of their keys. The elements that wait are
 /// part of the state.
 #[derive(Clone)]

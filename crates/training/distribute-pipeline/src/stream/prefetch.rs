@@ -114,6 +114,15 @@ mod tests {
         assert!(wrong.check().is_err() && wrong.next().is_err());
     }
 
+    /// Waits until there have been this many reads.
+    fn reach(reads: &AtomicUsize, count: usize) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while reads.load(Ordering::SeqCst) < count {
+            assert!(Instant::now() < end, "{reads:?} of {count} reads");
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn reads_no_more_than_its_depth_ahead_and_leaves_nothing() {
         let reads = Arc::new(AtomicUsize::new(0));
@@ -124,11 +133,9 @@ mod tests {
         });
         let mut stream = source.stream().prefetch(4);
         assert_eq!(stream.next().unwrap(), Some(0));
-        let end = Instant::now() + Duration::from_secs(20);
-        while reads.load(Ordering::SeqCst) < 5 && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(Duration::from_millis(20));
+        reach(&reads, 5);
+        // The state is taken once the thread reads nothing.
+        stream.state().unwrap();
         assert_eq!(reads.load(Ordering::SeqCst), 5);
         drop(stream);
         // The thread has given back what it held.
@@ -137,13 +144,19 @@ mod tests {
 
     #[test]
     fn an_error_comes_at_its_place_also_after_a_restore() {
+        let reads = Arc::new(AtomicUsize::new(0));
         let make = || {
-            let odd = |x: i64| (x != 3).then_some(x).ok_or("three");
+            let counter = Arc::clone(&reads);
+            let odd = move |x: i64| {
+                counter.fetch_add(1, Ordering::SeqCst);
+                (x != 3).then_some(x).ok_or("three")
+            };
             range(0..6).stream().try_map(odd).prefetch(10)
         };
         let mut stream = make();
         assert_eq!(stream.next().unwrap(), Some(0));
-        std::thread::sleep(Duration::from_millis(20));
+        // The error has been read ahead.
+        reach(&reads, 6);
         let state = stream.state().unwrap();
         let mut restored = make();
         restored.restore(&state).unwrap();

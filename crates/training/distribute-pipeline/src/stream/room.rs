@@ -19,7 +19,7 @@ pub(crate) const BUDGET: usize = State::MAX_BYTES / 4;
 /// The most elements that are read ahead by `AUTOTUNE`.
 const DEEPEST: usize = 64;
 
-/// So many elements are looked at, before threads or depth change.
+/// The number of elements that are looked at before threads or depth change.
 const WINDOW: u32 = 16;
 
 /// Threads and places for elements. If they are tuned, then after each 16 elements: where the
@@ -56,7 +56,7 @@ impl Room {
         }
     }
 
-    /// Of so many threads, each with an element in the making and one ready.
+    /// Of this number of threads, each with an element in the making and one ready.
     pub(crate) fn of_threads(threads: i64) -> Self {
         let tunes = threads == AUTOTUNE;
         let threads = usize::try_from(threads).unwrap_or(1).max(1);

@@ -35,7 +35,7 @@ impl Bad {
         Ok(())
     }
 
-    /// Begins a pass, with so many that were skipped before.
+    /// Begins a pass, with the number of elements that were skipped before.
     pub(crate) fn start(&mut self, count: u64) {
         self.skipped = Skipped {
             count,

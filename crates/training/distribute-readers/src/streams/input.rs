@@ -24,7 +24,7 @@ impl Input {
         Ok(Self::Plain(file))
     }
 
-    /// Passes so many bytes, those of a plain file without reading them.
+    /// Passes over bytes; in a plain file without reading them.
     pub(crate) fn pass(&mut self, bytes: u64) -> io::Result<()> {
         let passed = match self {
             Self::Plain(file) => {
@@ -77,7 +77,7 @@ pub(crate) fn unreadable(stage: &'static str, path: &Path, source: io::Error) ->
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     pub(crate) files: Vec<PathBuf>,
-    /// The number of the file; that of files at the end.
+    /// The index of the file; at the end, the number of files.
     pub(crate) file: usize,
     /// How many elements of the file were read, bad ones too.
     pub(crate) element: u64,

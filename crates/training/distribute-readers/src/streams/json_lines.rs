@@ -23,13 +23,13 @@ impl JsonLines {
         }
     }
 
-    /// Longer lines are errors; by default those of more than 16 MiB.
+    /// Longer lines are errors; the default limit is 16 MiB.
     pub fn max_line_bytes(mut self, limit: u64) -> Self {
         self.lines = self.lines.max_line_bytes(limit);
         self
     }
 
-    /// Skips up to so many lines of a pass that are no JSON, and counts them.
+    /// Skips lines of a pass that are no JSON, up to a number, and counts them.
     pub fn skip_bad(mut self, limit: u64) -> Self {
         self.lines = self.lines.skip_bad(limit);
         self

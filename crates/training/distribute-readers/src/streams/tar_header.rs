@@ -93,7 +93,7 @@ pub(crate) fn next_member(
     }
 }
 
-/// Up to so many bytes: memory grows with what is there.
+/// At most this number of bytes: memory grows with what is there.
 fn take(input: &mut impl Read, bytes: u64) -> Result<Vec<u8>, TarFault> {
     let mut data = Vec::new();
     input.by_ref().take(bytes).read_to_end(&mut data)?;

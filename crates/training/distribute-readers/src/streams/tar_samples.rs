@@ -57,13 +57,13 @@ impl TarSamples {
         self
     }
 
-    /// Larger members are errors; by default those of more than 1 GiB.
+    /// Larger members are errors; the default limit is 1 GiB.
     pub fn max_member_bytes(mut self, limit: u64) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Skips up to so many bad samples of a pass and counts them; behind an archive that is damaged
+    /// Skips bad samples of a pass up to a number and counts them; behind an archive that is damaged
     /// or cut off it goes on with the next one.
     pub fn skip_bad(mut self, limit: u64) -> Self {
         self.bad.limit = limit;

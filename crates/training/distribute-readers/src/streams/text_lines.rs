@@ -42,13 +42,13 @@ impl TextLines {
         }
     }
 
-    /// Longer lines are errors; by default those of more than 16 MiB.
+    /// Longer lines are errors; the default limit is 16 MiB.
     pub fn max_line_bytes(mut self, limit: u64) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Skips up to so many lines of a pass that are no UTF-8 or too long, and counts them.
+    /// Skips lines of a pass that are no UTF-8 or too long, up to a number, and counts them.
     pub fn skip_bad(mut self, limit: u64) -> Self {
         self.bad.limit = limit;
         self

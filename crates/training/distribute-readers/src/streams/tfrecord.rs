@@ -110,13 +110,13 @@ impl TfRecordStream {
         self
     }
 
-    /// Longer records are errors; by default those of more than 1 GiB.
+    /// Longer records are errors; the default limit is 1 GiB.
     pub fn max_record_bytes(mut self, limit: u64) -> Self {
         self.limit = Some(limit);
         self
     }
 
-    /// Skips up to so many damaged records of a pass, counts them and goes on; behind a length that
+    /// Skips damaged records of a pass up to a number, counts them and goes on; behind a length that
     /// is damaged or a file that is cut off it goes on with the next file. A missing file is always
     /// an error.
     pub fn skip_bad(mut self, limit: u64) -> Self {

@@ -9,7 +9,7 @@ use crate::layers::{
 };
 use crate::{LayerSpec, Padding, Windows};
 
-/// A pool over so many axes.
+/// A pool over this number of axes.
 pub(super) fn pool(average: bool, axes: usize, given: &mut Given) -> Result<LayerSpec, Refusal> {
     let sizes = extents(given, "pool_size", axes)?;
     let size = sizes.ok_or("no `pool_size` of this operation")?;
