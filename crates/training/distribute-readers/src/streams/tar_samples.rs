@@ -63,8 +63,8 @@ impl TarSamples {
         self
     }
 
-    /// Skips bad samples of a pass up to a number and counts them; behind an archive that is damaged
-    /// or cut off it goes on with the next one.
+    /// Skips bad samples of a pass up to a number and counts them; behind an archive that is
+    /// damaged or cut off it goes on with the next one.
     pub fn skip_bad(mut self, limit: u64) -> Self {
         self.bad.limit = limit;
         self

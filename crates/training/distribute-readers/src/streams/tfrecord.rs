@@ -116,9 +116,9 @@ impl TfRecordStream {
         self
     }
 
-    /// Skips damaged records of a pass up to a number, counts them and goes on; behind a length that
-    /// is damaged or a file that is cut off it goes on with the next file. A missing file is always
-    /// an error.
+    /// Skips damaged records of a pass up to a number, counts them and goes on; behind a length
+    /// that is damaged or a file that is cut off it goes on with the next file. A missing file is
+    /// always an error.
     pub fn skip_bad(mut self, limit: u64) -> Self {
         self.bad.limit = limit;
         self
