@@ -222,7 +222,10 @@ impl<R: Read + Seek> RecordReader<R> {
     /// [`RecordError`]; [`Changed`](RecordError::Changed) if the file ends before it.
     pub fn resume(&mut self, record: u64, offset: u64) -> Result<(), RecordError> {
         let passed = match &mut self.from {
-            Decompressed::Plain(from) => from.seek(SeekFrom::Start(offset)),
+            // A seek behind the end succeeds.
+            Decompressed::Plain(from) => from
+                .seek(SeekFrom::End(0))
+                .and_then(|end| from.seek(SeekFrom::Start(offset.min(end)))),
             from => io::copy(&mut from.take(offset), &mut io::sink()),
         };
         let passed = passed.map_err(|source| self.unreadable(source))?;

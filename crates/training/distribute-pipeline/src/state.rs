@@ -213,6 +213,15 @@ impl<'a> StateReader<'a> {
         number.ok_or_else(|| self.fault("it lacks a number"))
     }
 
+    /// The next number, of elements or bytes that have been read: half of all numbers are too large
+    /// for it, so that it can go on.
+    ///
+    /// # Errors
+    /// If there is none, or if it is larger.
+    pub fn count(&mut self) -> Result<u64> {
+        self.number_to(u64::MAX / 2)
+    }
+
     /// The next number, which must not be more than `most`.
     ///
     /// # Errors

@@ -206,5 +206,14 @@ fn a_reader_goes_on_where_another_one_was() {
         let rest: Result<Vec<_>, _> = second.by_ref().collect();
         assert_eq!(rest.unwrap(), records()[7..]);
         assert_eq!(second.record(), 20);
+        // The file is shorter now.
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(30)
+            .unwrap();
+        let mut third = RecordReader::open(&path, None).unwrap();
+        assert!(third.resume(first.record(), first.offset()).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! Threads that read and make elements ahead of the loop that uses them.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use distribute_error::panic_text;
 
-use super::room::Room;
+use super::room::{Room, bytes_of};
 use super::{SavedItem, Stream};
 use crate::{BoxError, PipelineError, Result, State};
 
@@ -144,11 +144,12 @@ where
             queue = self.shared.wait(queue);
         }
         let mut input = self.shared.input();
-        let result = act(&mut input, &mut queue);
+        // The threads go on also if the stream of a user panics.
+        let result = catch_unwind(AssertUnwindSafe(|| act(&mut input, &mut queue)));
         queue.is_paused = false;
         drop((input, queue));
         self.shared.changed.notify_all();
-        result
+        result.unwrap_or_else(|payload| resume_unwind(payload))
     }
 
     pub(crate) fn start(&mut self, epoch: u64) -> Result<()> {
@@ -172,10 +173,14 @@ where
     pub(crate) fn restore(&mut self, state: &State) -> Result<()> {
         self.paused(|input, queue| {
             let mut state = state.read(self.stage)?;
-            queue.clear(state.number()?);
+            queue.clear(state.count()?);
             let items: Vec<Result<T, String>> = state.all_items()?;
             for item in items {
-                let bytes = queue.room.measured(&item);
+                let bytes = if queue.room.is_limited() {
+                    bytes_of(&item)
+                } else {
+                    0
+                };
                 queue.room.added(bytes);
                 let item = item.map_err(PipelineError::other);
                 queue.ready.insert(queue.next_in, (item, bytes));
@@ -257,12 +262,13 @@ impl<S: Stream, T: SavedItem> Shared<S, T> {
                 self.changed.notify_all();
                 continue;
             };
+            let is_limited = queue.room.is_limited();
             drop(queue);
             self.changed.notify_all();
-            let made = read.and_then(|item| self.made(number, file, item));
+            let made = read.and_then(|item| self.made(number, file, item, is_limited));
+            let (made, bytes) = made.map_or_else(|error| (Err(error), 0), |(it, n)| (Ok(it), n));
 
             let mut queue = self.queue();
-            let bytes = queue.room.measured(&made.as_ref().ok());
             queue.room.added(bytes);
             queue.ready.insert(number, (made, bytes));
             queue.working -= 1;
@@ -283,8 +289,19 @@ impl<S: Stream, T: SavedItem> Shared<S, T> {
         read.unwrap_or_else(|payload| (Some(Err(self.panicked(&*payload))), None))
     }
 
-    fn made(&self, number: u64, file: Option<PathBuf>, item: S::Item) -> Result<T> {
-        let made = catch_unwind(AssertUnwindSafe(|| (self.make)(item)));
+    /// What the function makes, and the bytes that this takes if they are limited.
+    fn made(
+        &self,
+        number: u64,
+        file: Option<PathBuf>,
+        item: S::Item,
+        is_limited: bool,
+    ) -> Result<(T, usize)> {
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            let made = (self.make)(item)?;
+            let bytes = if is_limited { bytes_of(&made) } else { 0 };
+            Ok::<_, BoxError>((made, bytes))
+        }));
         match made {
             Ok(made) => {
                 made.map_err(|error| PipelineError::element(self.name.clone(), number, file, error))

@@ -49,7 +49,7 @@ impl<S: Stream> Stream for Enumerate<S> {
 
     fn restore(&mut self, state: &State) -> Result<()> {
         let mut state = state.read(STAGE)?;
-        self.index = state.number()?;
+        self.index = state.count()?;
         self.input.restore(state.inner()?)?;
         state.finish()
     }

@@ -1,6 +1,7 @@
 //! An iterator as a stream.
 
 use std::fmt;
+use std::iter::Fuse;
 
 use super::Stream;
 use crate::{Result, State};
@@ -25,7 +26,7 @@ where
     F: Fn(u64) -> I + Send,
 {
     FromIter {
-        items: make(0).into_iter(),
+        items: make(0).into_iter().fuse(),
         make,
         epoch: 0,
         read: 0,
@@ -36,7 +37,7 @@ where
 #[must_use]
 pub struct FromIter<I, F> {
     make: F,
-    items: I,
+    items: Fuse<I>,
     epoch: u64,
     read: u64,
 }
@@ -57,7 +58,7 @@ where
 
     fn start(&mut self, epoch: u64) -> Result<()> {
         (self.epoch, self.read) = (epoch, 0);
-        self.items = (self.make)(epoch).into_iter();
+        self.items = (self.make)(epoch).into_iter().fuse();
         Ok(())
     }
 
@@ -67,7 +68,7 @@ where
 
     fn restore(&mut self, state: &State) -> Result<()> {
         let mut state = state.read(STAGE)?;
-        let (epoch, read) = (state.number()?, state.number()?);
+        let (epoch, read) = (state.number()?, state.count()?);
         self.start(epoch)?;
         while self.read < read {
             if self.next()?.is_none() {
@@ -96,5 +97,19 @@ mod tests {
     fn keeps_the_contract() {
         contract::check_stream(|| from_iter(|epoch| epoch..epoch + 5)).unwrap();
         contract::check_stream(|| from_iter(|_| Vec::<u8>::new())).unwrap();
+    }
+
+    #[test]
+    fn an_iterator_that_goes_on_behind_its_end_does_not() {
+        let mut count = 0;
+        let with_gap = move |_| {
+            std::iter::from_fn(move || {
+                count += 1;
+                (count != 3).then_some(count)
+            })
+        };
+        let mut stream = from_iter(with_gap);
+        assert_eq!((&mut stream).elements().count(), 2);
+        assert_eq!(stream.next().unwrap(), None);
     }
 }

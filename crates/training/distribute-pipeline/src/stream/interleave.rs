@@ -177,7 +177,7 @@ where
     fn restore(&mut self, state: &State) -> Result<()> {
         let mut state = state.read(STAGE)?;
         self.epoch = state.number()?;
-        self.read = state.number()?;
+        self.read = state.count()?;
         // No place comes before an element for each one up to it was read.
         let last = self.cycle_length.saturating_sub(1).min(self.read);
         self.cycle = state.number_to(last.min(u64::from(u32::MAX)))? as usize;

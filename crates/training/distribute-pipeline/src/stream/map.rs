@@ -87,7 +87,7 @@ where
 
     fn restore(&mut self, state: &State) -> Result<()> {
         let mut state = state.read(STAGE)?;
-        self.index = state.number()?;
+        self.index = state.count()?;
         self.input.restore(state.inner()?)?;
         state.finish()
     }

@@ -143,7 +143,7 @@ where
 
     fn restore(&mut self, state: &State) -> Result<()> {
         let mut state = state.read(STAGE)?;
-        self.read = state.number()?;
+        self.read = state.count()?;
         self.held = match state.items_left() {
             0 => None,
             _ => Some(state.item()?),

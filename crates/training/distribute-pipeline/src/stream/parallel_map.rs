@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::ahead::Ahead;
-use super::room::{Room, check_number};
+use super::room::{Room, check_threads};
 use super::{SavedItem, Stream};
 use crate::{BoxError, Cardinality, Result, State};
 
@@ -49,7 +49,7 @@ where
     }
 
     fn check_threads(&self) -> Result<()> {
-        check_number("map", "num_parallel_calls", self.threads, 1)
+        check_threads("map", "num_parallel_calls", self.threads)
     }
 }
 
@@ -115,6 +115,8 @@ mod tests {
         }
         let mut wrong = range(0..3).stream().map(slow).num_parallel_calls(0);
         assert!(wrong.check().is_err() && wrong.next().is_err());
+        let mut many = range(0..3).stream().map(slow).num_parallel_calls(i64::MAX);
+        assert!(many.check().is_err() && many.next().is_err());
     }
 
     #[test]

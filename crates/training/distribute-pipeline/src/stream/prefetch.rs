@@ -90,11 +90,12 @@ impl<S: Stream> fmt::Debug for Prefetch<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
-    use crate::{AUTOTUNE, Source, Stream, contract, from_fn, range};
+    use crate::{AUTOTUNE, Source, State, Stream, contract, from_fn, range};
 
     #[test]
     fn keeps_the_contract_at_every_depth() {
@@ -177,5 +178,49 @@ mod tests {
         assert_eq!(stream.next().unwrap(), Some(1));
         let error = stream.next().unwrap_err().to_string();
         assert!(error.contains("at two"), "{error}");
+    }
+
+    /// An element that cannot be measured.
+    #[derive(Debug, serde::Deserialize)]
+    struct Unmeasured;
+
+    impl serde::Serialize for Unmeasured {
+        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            panic!("not to be saved")
+        }
+    }
+
+    #[test]
+    fn an_element_whose_serialization_panics_ends_no_thread() {
+        let items = range(0..3).stream().map(|_| Unmeasured);
+        let mut stream = items.prefetch(2).max_bytes(100);
+        for _ in 0..3 {
+            let error = stream.next().unwrap_err().to_string();
+            assert!(error.contains("not to be saved"), "{error}");
+        }
+        assert!(stream.next().unwrap().is_none());
+        let reads = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&reads);
+        let items = range(0..3).stream().map(move |_| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            Unmeasured
+        });
+        let mut stream = items.prefetch(2);
+        assert!(stream.next().unwrap().is_some());
+        reach(&reads, 2);
+        let saved = catch_unwind(AssertUnwindSafe(|| stream.state()));
+        assert!(saved.is_err());
+        assert!(stream.next().unwrap().is_some());
+        assert!(stream.next().unwrap().is_some());
+        assert!(stream.next().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_state_with_a_number_at_the_end_of_all_is_refused() {
+        let input = range(0..3).stream().state().unwrap();
+        let state = State::new("prefetch").number(u64::MAX).inner(input);
+        let mut stream = range(0..3).stream().prefetch(2);
+        let error = stream.restore(&state).unwrap_err().to_string();
+        assert!(error.contains("at most"), "{error}");
     }
 }

@@ -19,6 +19,9 @@ pub(crate) const BUDGET: usize = State::MAX_BYTES / 4;
 /// The most elements that are read ahead by `AUTOTUNE`.
 const DEEPEST: usize = 64;
 
+/// The most threads of a stage.
+const MOST_THREADS: i64 = 1024;
+
 /// The number of elements that are looked at before threads or depth change.
 const WINDOW: u32 = 16;
 
@@ -81,9 +84,9 @@ impl Room {
         held == 0 || (held < self.depth && self.bytes.is_none_or(|bytes| self.held < bytes))
     }
 
-    /// The bytes of an element, where they are limited.
-    pub(crate) fn measured<T: Serialize>(&self, item: &T) -> usize {
-        self.bytes.map_or(0, |_| size_of(item))
+    /// Whether the bytes of elements count.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.bytes.is_some()
     }
 
     pub(crate) fn added(&mut self, bytes: usize) {
@@ -130,8 +133,18 @@ pub(crate) fn check_number(stage: &'static str, name: &str, number: i64, least: 
     Err(PipelineError::argument(stage, what))
 }
 
+/// A number of threads, at most 1024, or [`AUTOTUNE`].
+pub(crate) fn check_threads(stage: &'static str, name: &str, number: i64) -> Result<()> {
+    check_number(stage, name, number, 1)?;
+    if number <= MOST_THREADS {
+        return Ok(());
+    }
+    let what = format!("{name} is {number}; pass at most {MOST_THREADS}, or AUTOTUNE (-1)");
+    Err(PipelineError::argument(stage, what))
+}
+
 /// The bytes of an element, as it would be saved.
-fn size_of<T: Serialize>(item: &T) -> usize {
+pub(crate) fn bytes_of<T: Serialize>(item: &T) -> usize {
     /// Counts what is written to it.
     struct Counter(usize);
 
@@ -181,7 +194,7 @@ mod tests {
     fn bytes_are_a_limit_too() {
         let mut room = Room::of_depth(10);
         room.limit_bytes(100);
-        assert!(room.measured(&vec![1.0_f32; 50]) > 200);
+        assert!(room.is_limited() && bytes_of(&vec![1.0_f32; 50]) > 200);
         room.added(250);
         assert!(room.has_place(0) && !room.has_place(1));
         room.taken(250, Duration::ZERO);

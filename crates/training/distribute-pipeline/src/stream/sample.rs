@@ -129,7 +129,7 @@ impl<S: Stream> Stream for Sample<S> {
     fn restore(&mut self, state: &State) -> Result<()> {
         let mut state = state.read(STAGE)?;
         self.epoch = state.number()?;
-        self.drawn = state.number()?;
+        self.drawn = state.count()?;
         self.is_over = state.number_to(1)? == 1;
         for ended in &mut self.has_ended {
             *ended = state.number_to(1)? == 1;

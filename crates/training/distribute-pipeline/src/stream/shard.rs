@@ -56,7 +56,7 @@ impl<S: Stream> Stream for Shard<S> {
 
     fn restore(&mut self, state: &State) -> Result<()> {
         let mut state = state.read(STAGE)?;
-        self.place = state.number_to(self.shards)?;
+        self.place = state.number_to(self.shards.saturating_sub(1))?;
         self.input.restore(state.inner()?)?;
         state.finish()
     }
@@ -77,7 +77,7 @@ impl<S: Stream> Stream for Shard<S> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Source, Stream, contract, range};
+    use crate::{Source, State, Stream, contract, range};
 
     #[test]
     fn keeps_the_contract_and_refuses_wrong_shards() {
@@ -88,5 +88,9 @@ mod tests {
             let mut shard = range(0..10).stream().shard(shards, index);
             assert!(shard.check().is_err() && shard.next().is_err());
         }
+        let mut shard = range(0..10).stream().shard(3, 1);
+        let input = range(0..10).stream().state().unwrap();
+        let beyond = State::new("shard").number(3).inner(input);
+        assert!(shard.restore(&beyond).is_err());
     }
 }

@@ -89,7 +89,7 @@ impl<S: Stream<Item: SavedItem>> Stream for Shuffle<S> {
     fn restore(&mut self, state: &State) -> Result<()> {
         let mut state = state.read(STAGE)?;
         self.epoch = state.number()?;
-        self.drawn = state.number()?;
+        self.drawn = state.count()?;
         self.buffer = state.all_items()?;
         self.input.restore(state.inner()?)?;
         state.finish()

@@ -132,7 +132,7 @@ impl<S: Stream<Item: SavedItem + Clone>> Stream for Window<S> {
 
     fn restore(&mut self, state: &State) -> Result<()> {
         let mut state = state.read(STAGE)?;
-        self.to_skip = state.number()?;
+        self.to_skip = state.count()?;
         self.held = state.all_items()?.into();
         self.input.restore(state.inner()?)?;
         state.finish()

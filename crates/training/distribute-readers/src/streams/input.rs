@@ -132,7 +132,7 @@ impl Place {
         let mut read: StateReader<'_> = state.read(stage)?;
         self.file = read.number_to(self.files.len() as u64)? as usize;
         self.last = None;
-        (self.element, self.offset) = (read.number()?, read.number()?);
+        (self.element, self.offset) = (read.count()?, read.count()?);
         let (skipped, size) = (read.number()?, read.number()?);
         if size != self.size(stage)? {
             let path = self.path().unwrap_or(Path::new("")).display();

@@ -15,6 +15,8 @@ const MAX_NAME_BYTES: u64 = 1 << 16;
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) data: Vec<u8>,
+    /// Why it was passed over, if it is too large.
+    pub(crate) fault: Option<String>,
     /// Where its headers begin.
     pub(crate) start: u64,
     /// Where the next member begins.
@@ -58,22 +60,30 @@ pub(crate) fn next_member(
         let kind = header.entry_type();
         let is_name = kind.is_gnu_longname() || kind.is_pax_local_extensions();
         let is_file = kind.is_file() || kind.is_contiguous();
-        let most = [limit, MAX_NAME_BYTES][usize::from(is_name)];
-        if (is_name || is_file) && size > most {
-            let text = format!("the member at byte {start} has {size} bytes; the limit is {most}");
-            return Err(TarFault::Bad(text));
+        let too_large = |most| {
+            let said = format!("the member at byte {start} has {size} bytes; the limit is {most}");
+            (size > most).then_some(said)
+        };
+        if let Some(said) = too_large(MAX_NAME_BYTES).filter(|_| is_name) {
+            return Err(TarFault::Bad(said));
         }
+        let fault = too_large(limit).filter(|_| is_file);
         let padded = size.saturating_add(BLOCK - 1) / BLOCK * BLOCK;
         let end = at.saturating_add(padded);
-        if !is_name && !is_file {
-            // A folder, a link: passed, with the names that were for it.
+        if !is_name && !is_file || fault.is_some() {
             let passed = io::copy(&mut input.by_ref().take(padded), &mut io::sink())?;
             whole(passed, padded, start)?;
+        }
+        if !is_name && !is_file {
+            // A folder, a link: passed, with the names that were for it.
             (start, at, long_name) = (end, end, None);
             continue;
         }
-        let mut data = take(input, padded)?;
-        whole(data.len() as u64, padded, start)?;
+        let mut data = Vec::new();
+        if fault.is_none() {
+            data = take(input, padded)?;
+            whole(data.len() as u64, padded, start)?;
+        }
         data.truncate(usize::try_from(size).unwrap_or(usize::MAX));
         if kind.is_pax_local_extensions() {
             (long_name, long_size) = attributes(&data, long_name);
@@ -85,6 +95,7 @@ pub(crate) fn next_member(
             return Ok(Some(Member {
                 name,
                 data,
+                fault,
                 start,
                 end,
             }));

@@ -109,18 +109,22 @@ impl TarSamples {
             return Ok(None);
         };
         let mut files = BTreeMap::from([(extension, member.data)]);
-        let mut double = None;
+        let (mut double, mut fault) = (None, member.fault);
         while let Some((other, extension, member)) = self.member()? {
             if other != key {
                 self.place.offset = member.start;
                 self.pending = Some(member);
                 break;
             }
+            fault = fault.or(member.fault);
             if files.insert(extension.clone(), member.data).is_some() {
                 double = Some(extension);
             }
         }
         self.place.element += 1;
+        if let Some(fault) = fault {
+            return Err(TarFault::Bad(fault));
+        }
         if let Some(double) = double {
             return Err(TarFault::Bad(format!("`{key}` has two files `.{double}`")));
         }
@@ -183,11 +187,12 @@ impl Stream for TarSamples {
                     return Err(unreadable(STAGE, path, source));
                 }
                 Err(TarFault::Bad(what)) => {
-                    let is_sample = self.place.element > before;
-                    self.bad.skip(self.fault(&what))?;
-                    if !is_sample {
+                    let fault = self.fault(&what);
+                    // Behind what is no sample there is no place to go on in this archive.
+                    if self.place.element == before {
                         self.next_file();
                     }
+                    self.bad.skip(fault)?;
                 }
             }
         }

@@ -200,6 +200,16 @@ fn damaged_archives_are_named() {
         TarSamples::new([made("pax.tar")]).max_member_bytes(100),
         &["900 bytes"],
     );
+    // A member that is too large costs its own sample.
+    let mut small = TarSamples::new([made("pax.tar")])
+        .max_member_bytes(100)
+        .skip_bad(1);
+    assert_eq!(all(&mut small).unwrap().len(), 2);
+    assert_eq!(small.skipped().count, 1);
+    // Behind an error the next archive is read, and not the middle of this one.
+    let mut after = TarSamples::new([files[0].clone(), made("pax.tar")]);
+    assert!(after.next().is_err());
+    assert_eq!(all(&mut after).unwrap().len(), 3);
     assert!(all(TarSamples::new(files).skip_bad(3)).unwrap().is_empty());
     // No cut of it makes a sample of a part of a file, and none a panic.
     for cut in (0..good.len()).step_by(97) {
