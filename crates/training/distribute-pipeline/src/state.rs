@@ -38,6 +38,9 @@ impl State {
     /// The most bytes of a written state: 256 MiB.
     pub const MAX_BYTES: usize = 256 << 20;
 
+    /// The largest number of elements that a stage may have counted, so that it can go on.
+    pub(crate) const MOST: u64 = u64::MAX / 2;
+
     /// The most stages one inside the other.
     pub const MAX_DEPTH: usize = 100;
 
@@ -219,7 +222,7 @@ impl<'a> StateReader<'a> {
     /// # Errors
     /// If there is none, or if it is larger.
     pub fn count(&mut self) -> Result<u64> {
-        self.number_to(u64::MAX / 2)
+        self.number_to(State::MOST)
     }
 
     /// The next number, which must not be more than `most`.

@@ -74,29 +74,11 @@ where
             .map_err(|error| failed(self.name, index, self.input.file(), error))
     }
 
-    fn start(&mut self, epoch: u64) -> Result<()> {
-        self.index = 0;
-        self.input.start(epoch)
-    }
-
-    fn state(&self) -> Result<State> {
-        Ok(State::new(STAGE)
-            .number(self.index)
-            .inner(self.input.state()?))
-    }
-
-    fn restore(&mut self, state: &State) -> Result<()> {
-        let mut state = state.read(STAGE)?;
-        self.index = state.count()?;
-        self.input.restore(state.inner()?)?;
-        state.finish()
-    }
-
     fn cardinality(&self) -> Cardinality {
         self.input.cardinality()
     }
 
-    super::as_input!(check, file);
+    super::as_input!(number(STAGE, index, |_: &Self| State::MOST), check, file);
 }
 
 impl<S: fmt::Debug, F> fmt::Debug for Map<S, F> {

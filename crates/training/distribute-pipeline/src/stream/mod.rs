@@ -92,6 +92,26 @@ macro_rules! as_input {
         }
         $crate::stream::as_input!($($($rest)*)?);
     };
+    // Start and state of a stage that holds one number: its name, the field, and the largest value.
+    (number($stage:expr, $field:ident, $most:expr) $(, $($rest:tt)*)?) => {
+        fn start(&mut self, epoch: u64) -> $crate::Result<()> {
+            self.$field = 0;
+            self.input.start(epoch)
+        }
+
+        fn state(&self) -> $crate::Result<$crate::State> {
+            let state = $crate::State::new($stage).number(self.$field);
+            Ok(state.inner(self.input.state()?))
+        }
+
+        fn restore(&mut self, state: &$crate::State) -> $crate::Result<()> {
+            let mut state = state.read($stage)?;
+            self.$field = state.number_to(($most)(self))?;
+            self.input.restore(state.inner()?)?;
+            state.finish()
+        }
+        $crate::stream::as_input!($($($rest)*)?);
+    };
     // The state of a stage that holds nothing itself.
     (state($stage:expr) $(, $($rest:tt)*)?) => {
         fn state(&self) -> $crate::Result<$crate::State> {

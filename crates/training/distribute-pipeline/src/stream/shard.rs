@@ -2,7 +2,7 @@
 
 use super::Stream;
 use crate::checks::check_shard;
-use crate::{Cardinality, Result, State};
+use crate::{Cardinality, Result};
 
 const STAGE: &str = "shard";
 
@@ -43,24 +43,6 @@ impl<S: Stream> Stream for Shard<S> {
         Ok(None)
     }
 
-    fn start(&mut self, epoch: u64) -> Result<()> {
-        self.place = 0;
-        self.input.start(epoch)
-    }
-
-    fn state(&self) -> Result<State> {
-        Ok(State::new(STAGE)
-            .number(self.place)
-            .inner(self.input.state()?))
-    }
-
-    fn restore(&mut self, state: &State) -> Result<()> {
-        let mut state = state.read(STAGE)?;
-        self.place = state.number_to(self.shards.saturating_sub(1))?;
-        self.input.restore(state.inner()?)?;
-        state.finish()
-    }
-
     fn cardinality(&self) -> Cardinality {
         let (index, shards) = (self.index, self.shards.max(1));
         let own = |count: u64| count.saturating_sub(index).div_ceil(shards);
@@ -72,7 +54,10 @@ impl<S: Stream> Stream for Shard<S> {
         self.input.check()
     }
 
-    super::as_input!(file);
+    super::as_input!(
+        number(STAGE, place, |it: &Self| it.shards.saturating_sub(1)),
+        file
+    );
 }
 
 #[cfg(test)]

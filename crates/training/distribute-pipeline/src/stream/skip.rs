@@ -1,7 +1,7 @@
 //! The elements behind the first ones.
 
 use super::Stream;
-use crate::{Cardinality, Count, Result, State};
+use crate::{Cardinality, Count, Result};
 
 const STAGE: &str = "skip";
 
@@ -41,29 +41,15 @@ impl<S: Stream> Stream for Skip<S> {
         self.input.next()
     }
 
-    fn start(&mut self, epoch: u64) -> Result<()> {
-        self.skipped = 0;
-        self.input.start(epoch)
-    }
-
-    fn state(&self) -> Result<State> {
-        Ok(State::new(STAGE)
-            .number(self.skipped)
-            .inner(self.input.state()?))
-    }
-
-    fn restore(&mut self, state: &State) -> Result<()> {
-        let mut state = state.read(STAGE)?;
-        self.skipped = state.number_to(self.count.of(u64::MAX))?;
-        self.input.restore(state.inner()?)?;
-        state.finish()
-    }
-
     fn cardinality(&self) -> Cardinality {
         self.input.cardinality().without_first(self.count)
     }
 
-    super::as_input!(check, file);
+    super::as_input!(
+        number(STAGE, skipped, |it: &Self| it.count.of(u64::MAX)),
+        check,
+        file
+    );
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The first elements.
 
 use super::Stream;
-use crate::{Cardinality, Count, Result, State};
+use crate::{Cardinality, Count, Result};
 
 const STAGE: &str = "take";
 
@@ -36,29 +36,15 @@ impl<S: Stream> Stream for Take<S> {
         Ok(item)
     }
 
-    fn start(&mut self, epoch: u64) -> Result<()> {
-        self.taken = 0;
-        self.input.start(epoch)
-    }
-
-    fn state(&self) -> Result<State> {
-        Ok(State::new(STAGE)
-            .number(self.taken)
-            .inner(self.input.state()?))
-    }
-
-    fn restore(&mut self, state: &State) -> Result<()> {
-        let mut state = state.read(STAGE)?;
-        self.taken = state.number_to(self.count.of(u64::MAX))?;
-        self.input.restore(state.inner()?)?;
-        state.finish()
-    }
-
     fn cardinality(&self) -> Cardinality {
         self.input.cardinality().first(self.count)
     }
 
-    super::as_input!(check, file);
+    super::as_input!(
+        number(STAGE, taken, |it: &Self| it.count.of(u64::MAX)),
+        check,
+        file
+    );
 }
 
 #[cfg(test)]

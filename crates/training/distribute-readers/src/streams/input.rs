@@ -73,6 +73,36 @@ pub(crate) fn unreadable(stage: &'static str, path: &Path, source: io::Error) ->
     }
 }
 
+/// The methods of a stream of files that have to do with its `place` and what is `bad`; the fields
+/// are of the open file.
+macro_rules! of_files {
+    ($stage:expr, $($open:ident),+) => {
+        fn start(&mut self, _: u64) -> Result<()> {
+            $(self.$open = None;)+
+            self.place.go_to_file(0);
+            self.place.last = None;
+            self.bad.start(0);
+            Ok(())
+        }
+
+        fn state(&self) -> Result<State> {
+            self.place.state($stage, self.bad.skipped.count)
+        }
+
+        fn restore(&mut self, state: &State) -> Result<()> {
+            $(self.$open = None;)+
+            let skipped = self.place.restore($stage, state)?;
+            self.bad.start(skipped);
+            Ok(())
+        }
+
+        fn file(&self) -> Option<PathBuf> {
+            self.place.last_file()
+        }
+    };
+}
+pub(super) use of_files;
+
 /// Which file is read, and where in it the next element is.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {

@@ -198,28 +198,7 @@ impl Stream for TarSamples {
         }
     }
 
-    fn start(&mut self, _: u64) -> Result<()> {
-        (self.input, self.pending) = (None, None);
-        self.place.go_to_file(0);
-        self.place.last = None;
-        self.bad.start(0);
-        Ok(())
-    }
-
-    fn state(&self) -> Result<State> {
-        self.place.state(STAGE, self.bad.skipped.count)
-    }
-
-    fn restore(&mut self, state: &State) -> Result<()> {
-        (self.input, self.pending) = (None, None);
-        let skipped = self.place.restore(STAGE, state)?;
-        self.bad.start(skipped);
-        Ok(())
-    }
-
-    fn file(&self) -> Option<PathBuf> {
-        self.place.last_file()
-    }
+    super::input::of_files!(STAGE, input, pending);
 }
 
 #[cfg(test)]

@@ -185,26 +185,5 @@ impl Stream for TfRecordStream {
         }
     }
 
-    fn start(&mut self, _: u64) -> Result<()> {
-        self.reader = None;
-        self.place.go_to_file(0);
-        self.place.last = None;
-        self.bad.start(0);
-        Ok(())
-    }
-
-    fn state(&self) -> Result<State> {
-        self.place.state(STAGE, self.bad.skipped.count)
-    }
-
-    fn restore(&mut self, state: &State) -> Result<()> {
-        self.reader = None;
-        let skipped = self.place.restore(STAGE, state)?;
-        self.bad.start(skipped);
-        Ok(())
-    }
-
-    fn file(&self) -> Option<PathBuf> {
-        self.place.last_file()
-    }
+    super::input::of_files!(STAGE, reader);
 }
