@@ -76,11 +76,11 @@ pub(crate) fn restored(
     let state = state_of(&checkpoint, &task, &*strategy)?;
     task.dataset = task.dataset.with_header(data.csv_header)?;
     let chosen = chosen(&task, args.split, data, &path, purpose)?;
-    let differences = task.inputs.as_ref().map_or_else(
+    let mut differences = task.inputs.as_ref().map_or_else(
         || of_older(&task, &path),
         |inputs| inputs.differences(&chosen.examples, &task.dataset),
     );
-    let examples = task.prepare(chosen.examples)?;
+    let examples = task.prepare(chosen.examples, &mut differences)?;
     for text in chosen.note.iter().chain(&differences) {
         note(&in_flags(text));
     }

@@ -437,14 +437,14 @@ impl Task {
         let (split, identity, mut data) = split(parts, &dataset, held_out)?;
         checks::classes(&data, &dataset)?;
         let inputs = Inputs::of(&data.train, &spec);
-        let remarks = inputs::remarks(&data, &dataset)?;
+        let mut remarks = inputs::remarks(&data, &dataset)?;
         // Tokens have no names.
         let class_names = data.train.class_names().to_vec();
         let is_text = data.train.is_text();
         let texts = is_text.then(|| Texts::of(&data.train, &spec)).transpose()?;
         if let Some(texts) = &texts {
-            data.train = texts.encode(&data.train, &spec)?;
-            data.test = texts.encode(&data.test, &spec)?;
+            data.train = texts.encode(&data.train, &spec, &mut remarks)?;
+            data.test = texts.encode(&data.test, &spec, &mut remarks)?;
         }
         let parts = TaskParts {
             dataset,
@@ -612,11 +612,15 @@ impl Task {
         Ok(TrainState::with_optimizer(model, optimizer))
     }
 
-    /// The examples as the model wants them; texts become tokens.
-    /// The labels of examples that have some must be classes of the model.
-    pub fn prepare(&self, examples: Examples) -> Result<Examples, TaskError> {
+    /// The examples as the model wants them; texts become tokens, and how many were too long is
+    /// added to the remarks. The labels of examples that have some must be classes of the model.
+    pub fn prepare(
+        &self,
+        examples: Examples,
+        remarks: &mut Vec<String>,
+    ) -> Result<Examples, TaskError> {
         let examples = match (&self.texts, examples.is_text()) {
-            (Some(texts), true) => texts.encode(&examples, &self.spec)?,
+            (Some(texts), true) => texts.encode(&examples, &self.spec, remarks)?,
             _ => examples,
         };
         if let Some(several) = &self.several {

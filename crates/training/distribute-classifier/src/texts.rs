@@ -48,11 +48,12 @@ impl Texts {
         }
     }
 
-    /// Every text as a row of numbers.
+    /// Every text as a row of numbers. How many texts were too long for it is a remark.
     pub(crate) fn encode(
         &self,
         examples: &Examples,
         spec: &ModelSpec,
+        remarks: &mut Vec<String>,
     ) -> Result<Examples, TaskError> {
         let input = spec.text_input(0)?;
         let steps = match (self, input) {
@@ -63,10 +64,21 @@ impl Texts {
         };
         let (steps, input) = steps;
         let mut all = Vec::with_capacity(examples.len() * steps);
+        let mut cut = 0;
         each_row(examples, &input, |mut row| {
+            cut += usize::from(row.len() > steps);
             row.resize(steps, 0.0);
             all.append(&mut row);
         })?;
+        if cut > 0 {
+            remarks.push(format!(
+                "{cut} of {} texts of {} are longer than the longest text of training, or than \
+                 {MAX_STEPS} words: what is behind the first {steps} is not read; set \
+                 `output_sequence_length` of the layer that reads texts for another length",
+                examples.len(),
+                examples.name()
+            ));
+        }
         let numbers = Array::new(vec![examples.len(), steps], Values::F32(all))?;
         Ok(with_numbers(examples, numbers)?)
     }

@@ -10,7 +10,7 @@ use distribute_core::{MirroredStrategy, Policy, StrategyExt};
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_fit::{Fit, StepContext, predict};
 use distribute_keras::{Mode, Model};
-use distribute_readers::{Array, Values, write_npz};
+use distribute_readers::{Array, Values, parse_text_csv, write_npz};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -361,4 +361,41 @@ fn a_masked_output_of_steps_is_refused() {
     };
     let error = Task::open(&options, None).unwrap_err().to_string();
     assert!(error.contains("the output d is masked"), "{error}");
+}
+
+/// Rows are as long as the longest text of training; how many other texts are cut is said.
+#[test]
+fn texts_that_are_too_long_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("texts.json");
+    let layers = r#"{"class_name": "Sequential", "config": {"name": "m", "layers": [
+        {"class_name": "InputLayer", "config": {"batch_shape": [null, 1], "dtype": "string",
+        "name": "x"}}, {"class_name": "TextVectorization", "config": {"max_tokens": null,
+        "vocabulary": ["a", "b"], "name": "v"}}, {"class_name": "Embedding", "config":
+        {"input_dim": 4, "output_dim": 2, "name": "e"}}, {"class_name":
+        "GlobalAveragePooling1D", "config": {"name": "g"}}, {"class_name": "Dense", "config":
+        {"units": 2, "activation": "softmax", "name": "d"}}]}}"#;
+    std::fs::write(&model, layers).unwrap();
+    let table = folder.path().join("short.csv");
+    std::fs::write(
+        &table,
+        format!("text,label\n{}", "a b,0\nb a,1\n".repeat(10)),
+    )
+    .unwrap();
+    let options = TaskOptions {
+        dataset: format!("csv:{}", table.display()).parse().unwrap(),
+        model: Some(model.display().to_string()),
+        ..TaskOptions::default()
+    };
+    let (task, data) = Task::open(&options, None).unwrap();
+    assert_eq!(data.train.feature_shape(), [2]);
+    assert!(!task.start_notes().concat().contains("texts of"));
+    let mut remarks = Vec::new();
+    let other = parse_text_csv(b"text,label\na b a,0\nb,1\na a a a,1\n", "other").unwrap();
+    let rows = task.prepare(other, &mut remarks).unwrap();
+    assert_eq!(rows.features_f32(&[0, 1]).unwrap(), [2.0, 3.0, 3.0, 0.0]);
+    assert!(
+        remarks[0].starts_with("2 of 3 texts of other"),
+        "{remarks:?}"
+    );
 }
