@@ -109,7 +109,7 @@ mod tests {
             })
         };
         let mut stream = from_iter(with_gap);
-        assert_eq!((&mut stream).elements().count(), 2);
+        assert_eq!(stream.elements().count(), 2);
         assert_eq!(stream.next().unwrap(), None);
     }
 }
