@@ -21,7 +21,7 @@ pub trait SourceState: Send + Sync {
     /// these numbers goes on from there.
     ///
     /// # Errors
-    /// If the state is that of another source.
+    /// If the state is of another source.
     fn restore(&self, epoch: usize, batches: usize, state: &[u8]) -> Result<()>;
 }
 

@@ -90,7 +90,7 @@ impl<'a> OutputsTable<'a> {
         self.values.chunks_exact(self.width.max(1))
     }
 
-    /// The set of an example, if there are those of two.
+    /// The set of an example, if there are two.
     fn set(&self, position: usize) -> Option<&'static str> {
         let is_test = self.restored.both.map(|train| position >= train);
         is_test.map(|is_test| if is_test { "test" } else { "train" })

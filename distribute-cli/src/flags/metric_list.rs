@@ -18,7 +18,7 @@ impl MetricList {
         (!all.is_empty()).then_some(all)
     }
 
-    /// Those of outputs by their names.
+    /// The metrics of outputs by their names.
     pub(crate) fn of_outputs(&self) -> Vec<(String, KerasMetric)> {
         let own = self.0.iter();
         own.filter_map(|(output, metric)| Some((output.clone()?, *metric)))

@@ -15,7 +15,7 @@ const MAX_RECORD_BYTES: u64 = 1 << 30;
 /// Reads the records of a file in their order: an iterator of their data, as TensorFlow's
 /// `tf.data.TFRecordDataset`.
 ///
-/// Memory is that of one record and its buffers; a length that the file does not hold costs
+/// Memory is one record and its buffers; a length that the file does not hold costs
 /// nothing. After a record whose data are damaged the next one can be read; after any other error
 /// the iterator ends. Calls block for the file.
 ///

@@ -278,7 +278,7 @@ impl Task {
         Ok((task, data))
     }
 
-    /// Decides on the metrics and the factor of the loss; that of a run that goes on is kept.
+    /// Decides on the metrics and the factor of the loss; a run that goes on keeps its own.
     fn measure(&mut self, asked: &TaskOptions, trained_weight: Option<f64>) {
         if self.several.is_some() {
             return;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A metric, and the name of its own that it has in the logs, if it has one.
 ///
-/// Its text is that of the metric, behind the name: `auc:curve=PR`, `output_auc=auc:curve=PR`.
+/// Its text is the metric's text, behind the name: `auc:curve=PR`, `output_auc=auc:curve=PR`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct NamedMetric {
     name: Option<String>,

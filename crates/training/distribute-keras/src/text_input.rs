@@ -17,7 +17,7 @@ impl ModelSpec {
     /// The text input of this number; nothing for an input of numbers.
     ///
     /// # Errors
-    /// [`ModelError::Graph`] if not one layer, of those that read texts, reads it.
+    /// [`ModelError::Graph`] if not exactly one layer that reads texts reads it.
     pub fn text_input(&self, input: usize) -> Result<Option<TextInput<'_>>, ModelError> {
         let Some((index, texts)) = self.text_reader(input)? else {
             return Ok(None);

@@ -40,7 +40,7 @@ impl<T> Array<T> {
     /// Values with a shape.
     ///
     /// # Errors
-    /// If the shape is that of another number of values.
+    /// If the shape has another number of values.
     pub fn new(values: Vec<T>, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
         if product(&shape) == Some(values.len()) {

@@ -97,7 +97,7 @@ impl State {
         Err(reader.fault(format!("it is one of `{}`", self.stage)))
     }
 
-    /// About how many bytes it takes: those of the elements, and some for every stage.
+    /// About how many bytes it takes: the bytes of the elements, and some for every stage.
     pub fn size(&self) -> usize {
         let own = self.stage.len() + 8 * self.numbers.len() + self.own_bytes();
         self.inner

@@ -92,7 +92,7 @@ fn found(named: &Named, name: &str, header: &[String]) -> Result<Option<Vec<Stri
     Ok(all.into_iter().find(|columns| !columns.is_empty()))
 }
 
-/// Gives the only input without columns those that no other has.
+/// Gives the only input without columns the columns that no other has.
 fn fill_rest(
     named: &Named,
     inputs: &mut [Option<Vec<String>>],

@@ -21,7 +21,7 @@ pub(crate) struct NamedInput {
 }
 
 impl NamedInput {
-    /// Those of a checkpoint.
+    /// The inputs in a checkpoint.
     pub(crate) fn stored(inputs: &Value) -> Option<Vec<Self>> {
         let inputs = inputs.as_array()?.iter().map(|input| {
             let shape = input["shape"].as_array()?.iter();

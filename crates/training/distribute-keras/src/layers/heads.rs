@@ -40,7 +40,7 @@ pub(super) fn check_mask(heads: usize, inputs: &[Shape], mask: Shape) -> Result<
 /// Attention (Vaswani et al., 2017): every step of the query reads the steps of the value,
 /// weighted by how well their keys fit it.
 ///
-/// The kernels of query, key and value are `[features, heads * width]`, that of the output
+/// The kernels of query, key and value are `[features, heads * width]`, the output's kernel is
 /// `[heads * width, features]`: Keras' kernels with the axes of heads and widths as one.
 #[derive(Module, Debug)]
 pub(crate) struct AttentionWeights {
@@ -189,7 +189,7 @@ pub(super) fn hidden(query: &Value, value: &Value, key: &Value) -> Option<Tensor
     }
 }
 
-/// The scores `[batch, heads, steps, read]`, with those that are of padding far below the others.
+/// The scores `[batch, heads, steps, read]`, with the scores of padding far below the others.
 pub(super) fn without_hidden(scores: Tensor<4>, hidden: Option<Tensor<3, Bool>>) -> Tensor<4> {
     match hidden {
         Some(hidden) => {

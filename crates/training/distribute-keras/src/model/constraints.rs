@@ -133,7 +133,7 @@ impl<'a> Here<'a> {
         ))
     }
 
-    /// Extents of the tensor, and those of its axes along which the position changes in these axes
+    /// Extents of the tensor, and the axes of it along which the position changes in these axes
     /// of Keras' layout alone, while it does not along the others.
     fn along(&self, wanted: &BTreeSet<usize>) -> Option<(Vec<usize>, Vec<usize>)> {
         let own = self.dims.to_vec();

@@ -255,7 +255,7 @@ impl ModelSpec {
     }
 
     /// The shape of what the texts of an example become, of which the caller says the length where
-    /// it is that of the texts.
+    /// the texts determine it.
     fn text_shape(
         &self,
         input: &ModelInput,

@@ -37,7 +37,7 @@ impl LookupMode {
 /// A vocabulary of texts (Keras: `StringLookup`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lookup {
-    /// The texts, without those for the mask and for what is not in the vocabulary.
+    /// The texts, without the mask's text and the one for what is not in the vocabulary.
     pub tokens: Vec<String>,
     /// The text that stands for nothing.
     pub mask_token: Option<String>,

@@ -29,7 +29,7 @@ impl Sizes {
         self.cell.saved() * self.units
     }
 
-    /// The elements of a step among those of all steps, `each` for every step.
+    /// The elements of a step among the elements of all steps, `each` for every step.
     fn at(&self, example: usize, step: usize, each: usize) -> std::ops::Range<usize> {
         let start = (example * self.steps + step) * each;
         start..start + each

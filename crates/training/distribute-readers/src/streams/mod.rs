@@ -1,5 +1,5 @@
 //! Data that are read while a training runs, one element after the other: files of records and of
-//! lines, and archives of samples. Memory is that of one element and its buffers, whatever the
+//! lines, and archives of samples. Memory is one element and its buffers, whatever the
 //! files' sizes are.
 //!
 //! ```
